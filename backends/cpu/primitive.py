@@ -1,0 +1,70 @@
+"""Hand-written CPU realizations as data: one C template, instantiated per element type and compiled for every ISA tier."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Expr: TypeAlias = Any
+"""A closed expression of the manifest, as JSON."""
+Pred: TypeAlias = Any
+"""A closed predicate of the manifest, as JSON."""
+
+
+@dataclass(frozen=True)
+class CpuPointer:
+    """A pointer parameter, in order in the entry's `ptrs`."""
+
+    name: str
+    operand: str
+    dtype: str
+    bytes: int
+    access: Literal["read", "write"] = "read"
+
+    def json(self) -> dict[str, Any]:
+        """The manifest's PARAM entry."""
+        return {
+            "name": self.name,
+            "kind": "ptr",
+            "dtype": self.dtype,
+            "operand": self.operand,
+            "access": self.access,
+            "align": self.bytes,
+        }
+
+
+@dataclass(frozen=True)
+class CpuNumber:
+    """A scalar parameter: integers go to the entry's `ints`, floats to its `floats`, each in order."""
+
+    name: str
+    dtype: Literal["i64", "f64"]
+    value: Expr
+
+    def json(self) -> dict[str, Any]:
+        """The manifest's PARAM entry."""
+        return {"name": self.name, "kind": "scalar", "dtype": self.dtype, "value": self.value, "divisible_by": 1}
+
+
+@dataclass(frozen=True)
+class CpuPrimitive:
+    """One C entry point: a template of `backends/cpu/kernels`, rendered with `entry` and `constants`.
+
+    The rendered source is self-contained C with vector extensions, the same for every tier; several realizations of an op may be
+    rendered one after another into one file: every name is prefixed by its entry.
+    """
+
+    op: str
+    variant: str
+    template: str
+    entry: str
+    params: tuple[CpuPointer | CpuNumber, ...]
+    grid: Expr
+    """Number of independent tiles; a call computes tiles [begin, end)."""
+    when: Pred
+    constants: Mapping[str, int | str | bool] = field(default_factory=dict)
+    priority: int = 0
+    mode: Literal["exact", "fast"] = "exact"
+
+    def json_params(self) -> list[dict[str, Any]]:
+        """The manifest's params."""
+        return [p.json() for p in self.params]

@@ -1,0 +1,53 @@
+"""Dense matrix product with the weight's rows as output features: out = x · weightᵀ.
+
+Rows beyond M and N are read from row 0 instead of under a mask, so that only the inner dimension needs one; they are never stored. The
+inner loop is the same for every block of an output, whatever its position: an element's bits do not depend on its neighbours.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _block(pid, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """The (row, column) block of a program: GROUP row blocks are walked column by column, so that weights stay in L2."""
+    across = tl.cdiv(N, BLOCK_N)
+    span = GROUP * across
+    first = pid // span * GROUP
+    size = tl.minimum(tl.cdiv(M, BLOCK_M) - first, GROUP)
+    return first + pid % span % size, pid % span // size
+
+
+@triton.jit
+def matmul_bt(
+    x,
+    weight,
+    out,
+    M,
+    N,
+    K,
+    x_stride,
+    weight_stride,
+    out_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """One program a block of the output; f32 accumulation over k in order of BLOCK_K, one rounding."""
+    block_m, block_n = _block(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
+    m = block_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = block_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    a = x + tl.where(m < M, m, 0)[:, None] * x_stride + k[None, :]
+    b = weight + tl.where(n < N, n, 0)[None, :] * weight_stride + k[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, K, BLOCK_K):
+        live = k < K - first
+        left = tl.load(a, mask=live[None, :], other=0.0)
+        right = tl.load(b, mask=live[:, None], other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
+        a += BLOCK_K
+        b += BLOCK_K
+    where = out + m[:, None] * out_stride + n[None, :]
+    tl.store(where, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])

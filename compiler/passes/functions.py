@@ -1,0 +1,48 @@
+"""functions: exp, tanh, erf and the code conversions are replaced by their exact expansions, unless the target has them as an instruction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+from mlir.rewrite import PatternRewriter, RewritePatternSet, walk_and_apply_patterns
+
+from kiln.compiler.passes.expand import dtype_of, width_argument
+from kiln.ir.functions import FUNCTIONS, Function
+from kiln.ir.language import Value
+from kiln.ir.trace import RowMachine
+from kiln.compiler.rowprogram import shape_of
+
+
+@dataclass(frozen=True)
+class Functions:
+    """Options of the pass: what the target does natively, and whether native approximations are allowed (`fast` mode)."""
+
+    features: frozenset[str]
+    fast: bool = False
+
+    name = "functions"
+
+    def run(self, module: ir.Module) -> ir.Module:
+        """Rewrites in place."""
+        patterns = RewritePatternSet()
+        for name, function in FUNCTIONS.items():
+            native = function.feature in self.features if function.feature else self.fast and name.startswith("math.")
+            if not native:
+                patterns.add(name, _pattern(function))
+        walk_and_apply_patterns(module.operation, patterns.freeze())
+        return module
+
+
+def _pattern(function: Function) -> Any:
+    def rewrite(operation: Any, rewriter: PatternRewriter) -> None:
+        target = operation.operation
+        x = target.operands[0]
+        with rewriter.ip, target.location:
+            machine = RowMachine(width_argument(target))
+            value = Value(machine, x, shape_of(x, width_argument(target)), dtype_of(x.type))
+            result = function.exact(value).data
+        rewriter.replace_op(target, [result])
+
+    return rewrite

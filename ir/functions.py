@@ -1,0 +1,169 @@
+"""Transcendental functions and code conversions, spelled out in IEEE operations so that every machine gives the same bits.
+
+Each row of `FUNCTIONS` has the *exact* expansion (in the tensor language: the contract), the *ideal* one (NumPy float64: the oracle) and the
+name of the native instruction that gives the same result where a target has it. Polynomial coefficients are minimax fits of ours; the error
+against float64 over dense samples is in tests/ir/test_functions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from kiln.ir import language as L
+from kiln.ir.dtypes import F32, I32, U8, DType
+from kiln.ir.language import Value
+
+LOG2E = 1.4426950408889634
+LN2_HIGH = 0.693145751953125
+"""ln 2 to 16 bits, so that n * LN2_HIGH is exact for |n| < 256."""
+LN2_LOW = 1.4286067653301870e-06
+ROUND_MAGIC = 12582912.0
+"""1.5 * 2**23: adding it rounds an f32 below 2**22 to an integer, held in the low bits."""
+ROUND_MAGIC_BITS = 0x4B400000
+
+EXP_POLY = (0.0013814534759148955, 0.00836874544620514, 0.04166839271783829, 0.1666652113199234, 0.4999999403953552, 1.0, 1.0)
+TANH_POLY = (-0.0057049961760640144, 0.020639097318053246, -0.05373971909284592, 0.13331441581249237, -0.3333328068256378)
+ERF_POLY = (
+    7.854129216866568e-05, -0.0008010281017050147, 0.005188338924199343, -0.02685381844639778,
+    0.1128358542919159, -0.3761262595653534, 0.12837916612625122,
+)  # fmt: skip
+ERFC_POLY = (
+    2.144572135875933e-05, -0.0004385316278785467, 0.004190863575786352, -0.025171827524900436,
+    0.10836157947778702, 0.6332724094390869, 1.1295520067214966, -0.0001824625360313803,
+)  # fmt: skip
+
+
+def _horner(x: Value, coefficients: tuple[float, ...]) -> Value:
+    """Polynomial by fused multiply-adds, highest power first."""
+    acc = L.fma(x, coefficients[0], coefficients[1])
+    for c in coefficients[2:]:
+        acc = L.fma(acc, x, c)
+    return acc
+
+
+def exact_exp(x: Value) -> Value:
+    """2**n * p(r): n = round(x / ln 2), r by two-step reduction, p of degree 6. Overflows to inf, goes through subnormals to 0."""
+    clamped = L.minimum(L.maximum(x, -104.0), 89.0)
+    t = L.fma(clamped, LOG2E, ROUND_MAGIC)
+    n = t - ROUND_MAGIC
+    r = L.fma(n, -LN2_LOW, L.fma(n, -LN2_HIGH, clamped))
+    p = _horner(r, EXP_POLY)
+    whole = t.bits() - ROUND_MAGIC_BITS
+    half = whole >> 1
+    # Two exact scalings: n runs from -150 to 128, and one power of two holds -126..127 only.
+    first = ((half << 23) + 0x3F800000).as_f32()
+    second = (((whole - half) << 23) + 0x3F800000).as_f32()
+    return p * first * second
+
+
+def exact_tanh(x: Value) -> Value:
+    """Odd polynomial below 0.625, (1 - e) / (1 + e) with e = exp(-2|x|) above."""
+    a = L.absolute(x)
+    square = x * x
+    small = L.fma(square * x, _horner(square, TANH_POLY), x)
+    e = exact_exp(a * -2.0)
+    large = _copy_sign((1.0 - e) / (1.0 + e), x)
+    return L.select(a < 0.625, small, large)
+
+
+def exact_erf(x: Value) -> Value:
+    """x + x p(x**2) below 1, 1 - exp(-q(|x|)) above."""
+    a = L.absolute(x)
+    small = L.fma(_horner(x * x, ERF_POLY), x, x)
+    # erf rounds to 1 above 3.92; the clamp keeps q inside its fitted interval.
+    q = _horner(L.minimum(a, 4.0), ERFC_POLY)
+    large = _copy_sign(1.0 - exact_exp(-q), x)
+    return L.select(a < 1.0, small, large)
+
+
+def _copy_sign(magnitude: Value, sign: Value) -> Value:
+    return ((magnitude.bits() & 0x7FFFFFFF) | (sign.bits() & -0x80000000)).as_f32()
+
+
+def exact_to_e4m3(x: Value) -> Value:
+    """Integer rounding of the f32 pattern: normals keep 3 mantissa bits, below 2**-6 the step is 2**-9."""
+    bits = x.bits()
+    magnitude = bits & 0x7FFFFFFF
+    clamped = L.min_number(magnitude.as_f32(), 448.0)
+    pattern = clamped.bits()
+    # Round to nearest even at bit 20, then rebias the exponent from 127 to 7.
+    normal = ((pattern + 0x7FFFF + ((pattern >> 20) & 1)) >> 20) - (120 << 3)
+    # 2**14 has an ulp of 2**-9: the sum's low bits are the subnormal code.
+    subnormal = (clamped + 16384.0).bits() - 0x46800000
+    code = L.select(clamped < 0.015625, subnormal, normal)
+    signed = code | ((bits >> 24) & 0x80)
+    return L.select(L.is_nan(x), _i32(x, 0x7F), signed).to(U8)
+
+
+def exact_to_e2m1(x: Value) -> Value:
+    """Add a power of two whose ulp is the step of x's binade (0.5, 1 or 2): the sum's low bits are the code."""
+    bits = x.bits()
+    a = L.min_number((bits & 0x7FFFFFFF).as_f32(), 6.0)
+    magic = L.select(a < 2.0, _f32(a, 4194304.0), L.select(a < 4.0, _f32(a, 8388608.0), 16777216.0))
+    base = L.select(a < 2.0, _i32(a, 0x4A800000), L.select(a < 4.0, _i32(a, 0x4B000000 - 2), 0x4B800000 - 4))
+    code = (a + magic).bits() - base
+    # The sign of a NaN is not the same on every machine: its code is 7, unsigned.
+    return L.select(L.is_nan(x), _i32(x, 7), code | ((bits >> 28) & 8))
+
+
+def _i32(like: Value, value: int) -> Value:
+    return like.machine.constant(value, I32)
+
+
+def _f32(like: Value, value: float) -> Value:
+    return like.machine.constant(value, F32)
+
+
+def exact_from_e4m3(code: Value) -> Value:
+    """Exponent and mantissa moved into place; subnormals are multiples of 2**-9."""
+    c = code.to(I32)
+    normal = ((c << 20) + (120 << 23)).as_f32()
+    return L.select(c < 8, c.to(F32) * 0.001953125, normal)
+
+
+def _ideal_e4m3(x: np.ndarray) -> np.ndarray:
+    clipped = np.clip(np.nan_to_num(x, nan=0.0, posinf=448.0, neginf=-448.0), -448.0, 448.0)
+    codes = clipped.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    return np.where(np.isnan(x), np.uint8(0x7F), codes)
+
+
+def _ideal_e2m1(x: np.ndarray) -> np.ndarray:
+    a = np.minimum(np.where(np.isnan(x), 6.0, np.abs(x)), 6.0)
+    code = (a > 0.25).astype(np.int32) + (a >= 0.75) + (a > 1.25) + (a >= 1.75) + (a > 2.5) + (a >= 3.5) + (a > 5.0)
+    return code | np.where(np.signbit(x) & ~np.isnan(x), 8, 0).astype(np.int32)
+
+
+def _ideal_from_e4m3(code: np.ndarray) -> np.ndarray:
+    return code.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+def _ideal_erf(x: np.ndarray) -> np.ndarray:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[np.float64])(x)
+
+
+@dataclass(frozen=True)
+class Function:
+    """One named function: its contract, its oracle, and the target feature that has it as an instruction with the same results."""
+
+    exact: Callable[[Value], Value]
+    ideal: Callable[[Any], Any]
+    result: DType = F32
+    feature: str | None = None
+
+
+FUNCTIONS = {
+    "math.exp": Function(exact_exp, np.exp),
+    "math.tanh": Function(exact_tanh, np.tanh),
+    "math.erf": Function(exact_erf, _ideal_erf),
+    "kiln.to_e4m3": Function(exact_to_e4m3, _ideal_e4m3, U8, feature="e4m3"),
+    "kiln.to_e2m1": Function(exact_to_e2m1, _ideal_e2m1, I32),
+    "kiln.from_e4m3": Function(exact_from_e4m3, _ideal_from_e4m3, F32, feature="e4m3"),
+}
+"""Functions by the name the IR uses."""

@@ -1,0 +1,218 @@
+"""The fusion catalog (KERNEL-FUSION-FRAMEWORK): recipes, each declared once as a composition of ops.
+
+A recipe names what is fused, never a kernel. Its composite plan, its fused kernels for every target and its oracle come from this text; the
+roundings between the ops (a bf16 intermediate) are part of the result on every tier.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kiln.ir.dtypes import BF16, F16, F32, U8, DType
+from kiln.ir.language import Value, call
+from kiln.ir.spec import Attr, DTypeVar, Op, Scalar, Ship, Tensor
+from kiln.recipes import activation as act
+from kiln.recipes import norm, quant
+
+FAMILY = "KERNEL-FUSION-FRAMEWORK"
+T = DTypeVar("T", (BF16, F16, F32))
+R = DTypeVar("R", (BF16, F16, F32))
+W = DTypeVar("W", (BF16, F16, F32))
+U = DTypeVar("U", (BF16, F16, F32))
+X = Tensor("x", T, ("M", "N"))
+WEIGHT = Tensor("weight", W, ("N",))
+RESIDUAL = Tensor("residual", R, ("M", "N"), "inout")
+OPTIONAL_RESIDUAL = Tensor("residual", R, ("M", "N"), "inout", optional=True)
+FP8_OUT = Tensor("out", U8, ("M", "N"), "out")
+TOKEN_SCALES = Tensor("scales", F32, ("M",), "out", "dense")
+BF16_NORM = {"T": BF16, "R": BF16, "W": BF16}
+NORM_SHIP = (Ship(BF16_NORM, widths=norm.HIDDEN),)
+
+
+def recipe(name: str, operands: tuple[Any, ...], body: Callable[..., Any], **fields: Any) -> Op:
+    """A declared recipe."""
+    return Op(name, FAMILY, operands, body=body, is_recipe=True, **fields)
+
+
+def _normed(x: Value, weight: Value, residual: Value | None, eps: Value, gemma: bool, out: DType) -> tuple[Value, Value | None]:
+    """The residual add (where there is a residual) and the norm."""
+    stream = x if residual is None else call(act.ADD, x, residual)[0]
+    return call(norm.RMS_NORM, stream, weight, eps=eps, gemma=gemma, dtypes={"O": out})[0], None if residual is None else stream
+
+
+def _fused_add_rms_norm(gemma: bool) -> Callable[..., Any]:
+    def body(x: Value, weight: Value, residual: Value, eps: Value) -> tuple[Value, Value]:
+        stream = call(act.ADD, x, residual)[0]
+        return call(norm.RMS_NORM, stream, weight, eps=eps, gemma=gemma, dtypes={"O": x.dtype})[0], stream
+
+    return body
+
+
+def _add_rms_norm(name: str, gemma: bool, ship: tuple[Ship, ...]) -> Op:
+    operands = (X, WEIGHT, RESIDUAL, norm.EPS, Tensor("out", T, ("M", "N"), "out"))
+    kind = "gemma (1 + weight)" if gemma else "plain weight"
+    doc = f"residual += x; out = rms_norm(residual), {kind}"
+    return recipe(name, operands, _fused_add_rms_norm(gemma), returns=("out", "residual"), ship=ship, doc=doc)
+
+
+FUSED_ADD_RMS_NORM = _add_rms_norm("fused_add_rms_norm", True, (*NORM_SHIP, Ship({"T": BF16, "R": F32, "W": BF16})))
+FUSED_ADD_RMS_NORM_STD = _add_rms_norm(
+    "fused_add_rms_norm_std",
+    False,
+    (*NORM_SHIP, Ship({"T": BF16, "R": F32, "W": BF16}), Ship({"T": F16, "R": F16, "W": F16}), Ship({"T": F32, "R": F32, "W": F32})),
+)
+
+
+def _rms_norm_quant_fp8(
+    x: Value, weight: Value, residual: Value | None, eps: Value, scale: Value, gemma: bool
+) -> tuple[Value, Value | None, Value]:
+    normed, stream = _normed(x, weight, residual, eps, gemma, BF16)
+    return call(quant.QUANT_FP8_STATIC, normed, scale=scale)[0], stream, normed
+
+
+RMS_NORM_QUANT_FP8 = recipe(
+    "rms_norm_quant_fp8",
+    (X, WEIGHT, OPTIONAL_RESIDUAL, norm.EPS, quant.SCALE, FP8_OUT, Tensor("normed", BF16, ("M", "N"), "out", optional=True)),
+    _rms_norm_quant_fp8,
+    attrs=(Attr("gemma", (False, True), True),),
+    returns=("out", "residual", "normed"),
+    ship=(
+        Ship(BF16_NORM, widths=norm.HIDDEN, absent=("normed",)),
+        Ship(BF16_NORM, {"gemma": False}, widths=norm.HIDDEN, absent=("normed",)),
+        Ship(BF16_NORM, {"gemma": False}, widths=norm.HIDDEN, absent=("normed", "residual")),
+        Ship(BF16_NORM, absent=("residual", "normed")),
+        Ship(BF16_NORM),
+    ),
+    doc="(residual += x;) static fp8 of the bf16 norm",
+)
+
+
+def _rms_norm_gated_quant_fp8(x: Value, gate: Value, weight: Value, eps: Value, scale: Value, activation: str) -> Value:
+    normed = call(norm.RMS_NORM_GATED, x, gate, weight, eps=eps, activation=activation, dtypes={"O": BF16})[0]
+    return call(quant.QUANT_FP8_STATIC, normed, scale=scale)[0]
+
+
+RMS_NORM_GATED_QUANT_FP8 = recipe(
+    "rms_norm_gated_quant_fp8",
+    (X, Tensor("gate", T, ("M", "N")), WEIGHT, norm.EPS, quant.SCALE, FP8_OUT),
+    _rms_norm_gated_quant_fp8,
+    attrs=(Attr("activation", ("silu", "sigmoid"), "silu"),),
+    ship=(Ship({"T": BF16, "W": BF16}, widths=(128,)), Ship({"T": BF16, "W": BF16}, {"activation": "sigmoid"}, widths=(128,))),
+    doc="static fp8 of the bf16 gated norm",
+)
+
+
+def _silu_mul_quant_fp8(gate: Value, up: Value, scale: Value) -> Value:
+    return call(quant.QUANT_FP8_STATIC, call(act.SILU_MUL, gate, up, dtypes={"O": BF16})[0], scale=scale)[0]
+
+
+SILU_MUL_QUANT_FP8 = recipe(
+    "silu_mul_quant_fp8",
+    (Tensor("gate", T, ("M", "N")), Tensor("up", T, ("M", "N")), quant.SCALE, FP8_OUT),
+    _silu_mul_quant_fp8,
+    ship=(Ship({"T": BF16}),),
+    doc="static fp8 of the bf16 silu(gate) * up",
+)
+
+
+def _silu_mul_quant_fp8_group(gate: Value, up: Value, group: int, ue8m0: bool) -> tuple[Value, Value]:
+    mid = call(act.SILU_MUL, gate, up, dtypes={"O": BF16})[0]
+    codes, scales = call(quant.QUANT_FP8_GROUP, mid, group=group, ue8m0=ue8m0)
+    return codes, scales
+
+
+SILU_MUL_QUANT_FP8_GROUP = recipe(
+    "silu_mul_quant_fp8_per_group",
+    (Tensor("gate", T, ("M", "N")), Tensor("up", T, ("M", "N")), FP8_OUT, quant.GROUP_SCALES),
+    _silu_mul_quant_fp8_group,
+    attrs=(quant.GROUP, quant.UE8M0),
+    constraints=(quant.BY_GROUP,),
+    ship=(Ship({"T": BF16}), Ship({"T": BF16}, {"group": 64})),
+    doc="fp8 per group of the bf16 silu(gate) * up",
+)
+
+
+def _rms_norm_quant_fp8_token(
+    x: Value, weight: Value, residual: Value | None, eps: Value, upper_bound: Value, gemma: bool
+) -> tuple[Value, Value, Value | None]:
+    normed, stream = _normed(x, weight, residual, eps, gemma, BF16)
+    codes, scales = call(quant.QUANT_FP8_TOKEN, normed, upper_bound=upper_bound)
+    return codes, scales, stream
+
+
+RMS_NORM_QUANT_FP8_TOKEN = recipe(
+    "rms_norm_quant_fp8_per_token",
+    (X, WEIGHT, OPTIONAL_RESIDUAL, norm.EPS, quant.UPPER_BOUND, FP8_OUT, TOKEN_SCALES),
+    _rms_norm_quant_fp8_token,
+    attrs=(norm.GEMMA,),
+    returns=("out", "scales", "residual"),
+    ship=(
+        Ship(BF16_NORM, widths=norm.HIDDEN),
+        Ship(BF16_NORM, widths=norm.HIDDEN, absent=("residual",)),
+        Ship(BF16_NORM, {"gemma": True}),
+    ),
+    doc="(residual += x;) fp8 per token of the bf16 norm",
+)
+
+
+def _rms_norm_quant_fp8_group(
+    x: Value, weight: Value, residual: Value | None, eps: Value, gemma: bool, group: int, ue8m0: bool
+) -> tuple[Value, Value, Value | None]:
+    normed, stream = _normed(x, weight, residual, eps, gemma, BF16)
+    codes, scales = call(quant.QUANT_FP8_GROUP, normed, group=group, ue8m0=ue8m0)
+    return codes, scales, stream
+
+
+RMS_NORM_QUANT_FP8_GROUP = recipe(
+    "rms_norm_quant_fp8_per_group",
+    (X, WEIGHT, OPTIONAL_RESIDUAL, norm.EPS, FP8_OUT, quant.GROUP_SCALES),
+    _rms_norm_quant_fp8_group,
+    attrs=(norm.GEMMA, quant.GROUP, quant.UE8M0),
+    constraints=(quant.BY_GROUP,),
+    returns=("out", "scales", "residual"),
+    ship=(
+        Ship(BF16_NORM, widths=norm.HIDDEN),
+        Ship(BF16_NORM, {"group": 64}, widths=(2048,)),
+        Ship(BF16_NORM, widths=norm.HIDDEN, absent=("residual",)),
+    ),
+    doc="(residual += x;) fp8 per group of the bf16 norm",
+)
+
+
+def _fp4_recipes(swizzled: bool) -> tuple[Op, ...]:
+    quantize = quant.SCALED_FP4_QUANT_SWIZZLED if swizzled else quant.SCALED_FP4_QUANT
+    outputs = (*quant.fp4_outputs(swizzled),)
+    end = quant.suffix(swizzled)
+
+    def silu_mul(gate: Value, up: Value, global_scale_inv: Value) -> tuple[Value, ...]:
+        return tuple(call(quantize, call(act.SILU_MUL, gate, up, dtypes={"O": BF16})[0], global_scale_inv=global_scale_inv))
+
+    def sigmoid_gate(x: Value, gate: Value, global_scale_inv: Value) -> tuple[Value, ...]:
+        return tuple(call(quantize, call(act.SIGMOID_GATE, x, gate, dtypes={"O": BF16})[0], global_scale_inv=global_scale_inv))
+
+    def add_norm(
+        x: Value, weight: Value, residual: Value | None, eps: Value, global_scale_inv: Value, gemma: bool
+    ) -> tuple[Value | None, ...]:
+        normed, stream = _normed(x, weight, residual, eps, gemma, BF16)
+        return (*call(quantize, normed, global_scale_inv=global_scale_inv), stream)
+
+    tensors = (Tensor("gate", T, ("M", "N")), Tensor("up", T, ("M", "N")))
+    gated = (X, Tensor("gate", U, ("M", "N"), doc="f32 stays unrounded"))
+    fields = {"constraints": (quant.BY16,)}
+    return (
+        recipe(f"silu_mul_fp4_quant{end}", (*tensors, quant.GLOBAL_SCALE_INV, *outputs), silu_mul, ship=(Ship({"T": BF16}),),
+               doc="NVFP4 of the bf16 silu(gate) * up", **fields),
+        recipe(f"sigmoid_gate_fp4_quant{end}", (*gated, quant.GLOBAL_SCALE_INV, *outputs), sigmoid_gate,
+               ship=(Ship({"T": BF16, "U": F32}),), doc="NVFP4 of the bf16 x * sigmoid(gate)", **fields),
+        recipe(f"rms_norm_fp4_quant{end}", (X, WEIGHT, OPTIONAL_RESIDUAL, norm.EPS, quant.GLOBAL_SCALE_INV, *outputs), add_norm,
+               attrs=(norm.GEMMA,), returns=("packed", "scales", "residual"),
+               ship=(Ship(BF16_NORM, widths=norm.HIDDEN), Ship(BF16_NORM, widths=norm.HIDDEN, absent=("residual",))),
+               doc="(residual += x;) NVFP4 of the bf16 norm", **fields),
+    )  # fmt: skip
+
+
+FP4_RECIPES = (*_fp4_recipes(swizzled=False), *_fp4_recipes(swizzled=True))
+
+OPS: tuple[Op, ...] = (
+    FUSED_ADD_RMS_NORM, FUSED_ADD_RMS_NORM_STD, RMS_NORM_QUANT_FP8, RMS_NORM_GATED_QUANT_FP8, SILU_MUL_QUANT_FP8, SILU_MUL_QUANT_FP8_GROUP,
+    RMS_NORM_QUANT_FP8_TOKEN, RMS_NORM_QUANT_FP8_GROUP, *FP4_RECIPES,
+)  # fmt: skip

@@ -1,0 +1,55 @@
+"""Dense matrix products (KERNEL-GEMM-BF16): what they compute. No target is named in this file."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from kiln.ir.dtypes import BF16, F16, F32
+from kiln.ir.spec import Contract, DTypeVar, Op, Ship, Tensor
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+FAMILY = "KERNEL-GEMM-BF16"
+T = DTypeVar("T", (BF16, F16, F32))
+MAX_K = 16384
+"""The longest sum that the envelope is stated for."""
+
+ENVELOPE = Contract("envelope", rel_l2=2.0**-8, max_eps=16.0)
+"""Relative L2: one rounding to bf16 is 2**-8 at worst, accumulation in f32 far below. Worst element, relative to the largest output:
+half an epsilon for the store, and what an f32 sum of up to MAX_K terms of one sign loses in any order."""
+
+
+def _matmul_bt(*, x: Array, weight: Array) -> tuple[Array]:
+    """(out [M, N],): x times weight transposed in float64, rounded once."""
+    exact = x.astype(np.float64) @ weight.astype(np.float64).T
+    return (exact.astype(np.float32).astype(x.dtype),)
+
+
+def matmul_bt_in_order(x: Array, weight: Array) -> Array:
+    """The f32 fold over k of rounded products, from +0, rounded once at the end: the bits that exact realizations give."""
+    total = np.zeros((x.shape[0], weight.shape[0]), np.float32)
+    wide_x, wide_w = x.astype(np.float32), weight.astype(np.float32)
+    for k in range(x.shape[1]):
+        total += wide_x[:, k, None] * wide_w[None, :, k]
+    return total.astype(x.dtype)
+
+
+MATMUL_BT = Op(
+    name="matmul_bt",
+    family=FAMILY,
+    operands=(
+        Tensor("x", T, ("M", "K"), doc="activations"),
+        Tensor("weight", T, ("N", "K"), doc="the checkpoint's layout: a row is an output feature"),
+        Tensor("out", T, ("M", "N"), role="out", doc="may be a column slice of a wider buffer"),
+    ),
+    constraints=(
+        (["gt", ["dim", "N"], 0], "weight must have at least one row: N is the number of output features"),
+        (["lt", ["dim", "M"], 2**31], "x must have fewer than 2**31 rows: split the batch"),
+        (["lt", ["dim", "N"], 2**31], "weight must have fewer than 2**31 rows: split the output features"),
+        (["lt", ["dim", "K"], 2**31], "the inner dimension must be below 2**31: split the sum"),
+    ),
+    contract=ENVELOPE,
+    ship=(Ship({"T": BF16}), Ship({"T": F16}), Ship({"T": F32})),
+    doc="x [M, K] times weight [N, K] transposed, summed in f32 and rounded once; K = 0 gives zeros.",
+    reference=_matmul_bt,
+)

@@ -1,0 +1,262 @@
+"""What a tree's documents say, as frozen dataclasses: the vocabulary that loader and compiler share.
+
+`kiln.runtime.manifest` reads and writes them; import them from there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kiln.runtime.expr import Expr, Pred
+
+Json = Any
+
+
+@dataclass(frozen=True, slots=True)
+class DTypeVar:
+    """An element type chosen per call; operands that name the same `var` share it."""
+
+    var: str
+    choices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor operand."""
+
+    kind: Literal["tensor"]
+    name: str
+    role: Literal["in", "inout", "out"]
+    dtype: str | DTypeVar
+    shape: tuple[Expr, ...]
+    layout: Literal["rows", "dense", "strided", "nvfp4_128x4"]
+    optional: bool
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number given at each call; an integer scalar `k` also binds the dimension `K` where the shapes name
+    it."""
+
+    kind: Literal["scalar"]
+    name: str
+    dtype: str
+    default: float | None
+    minimum: float | None
+    positive: bool
+    doc: str
+
+
+Operand = Tensor | Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """A compile-time constant of a call."""
+
+    name: str
+    choices: tuple[bool | int | str, ...]
+    default: bool | int | str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The numerics promise."""
+
+    kind: Literal["exact", "exact_on_target", "envelope"]
+    rel_l2: float
+    max_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What callers of an op see."""
+
+    family: str
+    kind: Literal["op", "recipe"]
+    rows: str
+    width: str
+    operands: tuple[Operand, ...]
+    returns: tuple[str, ...]
+    attrs: tuple[Attr, ...]
+    constraints: tuple[tuple[Pred, str], ...]
+    contract: Contract
+    doc: str
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensor operands in declared order."""
+        return tuple(o for o in self.operands if isinstance(o, Tensor))
+
+    @property
+    def scalars(self) -> tuple[Scalar, ...]:
+        """Scalar operands in declared order."""
+        return tuple(o for o in self.operands if isinstance(o, Scalar))
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter of an entry, in order. Which fields are set depends on `kind`:
+
+    ptr: operand, access, align. scalar: value, divisible_by. null: none (passed as 0). dropped: value,
+        equals (not passed).
+    """
+
+    kind: Literal["ptr", "scalar", "null", "dropped"]
+    name: str
+    dtype: str
+    operand: str | None = None
+    access: Literal["read", "write"] | None = None
+    align: int | None = None
+    value: Expr = None
+    divisible_by: int | None = None
+    equals: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Device memory that a launch needs and nobody sees afterwards."""
+
+    name: str
+    bytes: Expr
+    align: int
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """The CPU tier a kernel was compiled for and every feature it needs, as /proc/cpuinfo spells them."""
+
+    tier: str
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selftest:
+    """Seeded inputs on which the kernel must meet its contract."""
+
+    seed: int
+    shape: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """A kernel's own contract and self-test."""
+
+    contract: Contract
+    selftest: Selftest
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launchable entry of an artifact: identity, launch contract, selection, resources, numerics."""
+
+    op: str
+    variant: str
+    tier: Literal["fused", "fast", "generated", "primitive"]
+    mode: Literal["exact", "fast"]
+    entry: str
+    file: str
+    bytes: int
+    sha256: str
+    inputs_digest: str
+    toolchain: Mapping[str, str]
+    params: tuple[Param, ...]
+    grid: tuple[Expr, Expr, Expr]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    launch: Mapping[str, bool]
+    scratch: tuple[Scratch, ...]
+    when: Pred
+    priority: int
+    isa: Isa | None
+    resources: Mapping[str, int]
+    budget: Mapping[str, int]
+    numerics: Numerics
+    specialization: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """The element type of an operand."""
+
+    like: str
+
+
+@dataclass(frozen=True, slots=True)
+class Temp:
+    """An intermediate tensor of a plan."""
+
+    name: str
+    dtype: str | Like
+    shape: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a plan: operands of `op` bound to operands of the plan, temps, or nothing."""
+
+    op: str
+    bind: Mapping[str, str | None]
+    args: Mapping[str, Expr]
+    attrs: Mapping[str, bool | int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A way to run an op as several calls of others."""
+
+    op: str
+    variant: str
+    tier: Literal["composite", "primitive"]
+    mode: Literal["exact", "fast"]
+    when: Pred
+    priority: int
+    temps: tuple[Temp, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that ships beside the artifacts and is never loaded."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything needed to verify and launch every artifact of a target."""
+
+    schema: int
+    abi: int
+    target: str
+    toolchain: Mapping[str, str]
+    ops: Mapping[str, Signature]
+    kernels: tuple[Kernel, ...]
+    recipes: tuple[Plan, ...]
+    sources: Mapping[str, Source]
+
+    def files(self) -> dict[str, Source]:
+        """Every file of the target's folder that the manifest accounts for, with its size and digest."""
+        return {**{k.file: Source(k.bytes, k.sha256) for k in self.kernels}, **self.sources}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """Where a target's manifest is, and what it must be."""
+
+    manifest: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The root of trust of a tree."""
+
+    schema: int
+    generation: int
+    targets: Mapping[str, IndexEntry]

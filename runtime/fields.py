@@ -1,0 +1,188 @@
+"""Readers for JSON values, built from small ones: a schema is a table of them.
+
+A reader takes a parsed JSON value and returns what it means, or raises `Mismatch`; the containers around it
+add where it stood, so
+that a schema error carries a JSON pointer and a good document pays nothing for it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from kiln.runtime.errors import SchemaError
+
+T = TypeVar("T")
+K = TypeVar("K")
+Reader = Callable[[Any], T]
+
+
+class Mismatch(Exception):
+    """A value that is not what the schema expects; `path` is filled from the inside out."""
+
+    def __init__(self, expected: str, found: object) -> None:
+        super().__init__(expected)
+        self.expected = expected
+        self.found = found
+        self.path: list[str | int] = []
+
+    @property
+    def pointer(self) -> str:
+        """Where the value stood, as a JSON pointer."""
+        return "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in reversed(self.path)) or "/"
+
+
+def read(reader: Reader[T], value: Any, what: str) -> T:
+    """`reader(value)`, with a mismatch told as a SchemaError about the document `what`."""
+    try:
+        return reader(value)
+    except Mismatch as m:
+        raise SchemaError(f"{what} at {m.pointer}: found {shown(m.found)}, expected {m.expected}.") from None
+
+
+def shown(value: object) -> str:
+    """A short rendering of a value that may be huge or hostile."""
+    if isinstance(value, dict):
+        return f"an object of {len(value)} keys"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)} values"
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def record(build: Callable[..., T], fields: Mapping[str, Reader[Any]]) -> Reader[T]:
+    """An object with exactly these fields, each read by its reader and passed to `build` by name."""
+    names = frozenset(fields)
+
+    def reader(value: Any) -> T:
+        if type(value) is not dict:
+            raise Mismatch("an object", value)
+        if value.keys() != names:
+            _refuse_keys(value, names)
+        out = {}
+        for name, inner in fields.items():
+            try:
+                out[name] = inner(value[name])
+            except Mismatch as m:
+                m.path.append(name)
+                raise
+        return build(**out)
+
+    return reader
+
+
+def _refuse_keys(value: dict[str, Any], names: frozenset[str]) -> None:
+    unknown, missing = sorted(value.keys() - names), sorted(names - value.keys())
+    if unknown:
+        raise Mismatch(f"only the fields {', '.join(sorted(names))}", f"unknown field {unknown[0]}")
+    raise Mismatch(f"the field {missing[0]!r}", "an object without it")
+
+
+def tagged(tag: str, choices: Mapping[str, Reader[T]]) -> Reader[T]:
+    """An object whose field `tag` says which reader it is for."""
+
+    def reader(value: Any) -> T:
+        if type(value) is not dict or tag not in value:
+            raise Mismatch(f"an object with the field {tag!r}", value)
+        kind = value[tag]
+        if type(kind) is not str or kind not in choices:
+            mismatch = Mismatch("one of " + ", ".join(choices), kind)
+            mismatch.path.append(tag)
+            raise mismatch
+        return choices[kind](value)
+
+    return reader
+
+
+def array(item: Reader[T], most: int, least: int = 0) -> Reader[tuple[T, ...]]:
+    """A list of `least` to `most` values that `item` reads."""
+
+    def reader(value: Any) -> tuple[T, ...]:
+        if type(value) is not list and type(value) is not tuple:
+            raise Mismatch("a list", value)
+        if not least <= len(value) <= most:
+            raise Mismatch(f"a list of {least} to {most} values", value)
+        out = []
+        for i, v in enumerate(value):
+            try:
+                out.append(item(v))
+            except Mismatch as m:
+                m.path.append(i)
+                raise
+        return tuple(out)
+
+    return reader
+
+
+def mapping(key: Reader[str], item: Reader[T], most: int) -> Reader[dict[str, T]]:
+    """An object of at most `most` fields whose names `key` reads and whose values `item` reads."""
+
+    def reader(value: Any) -> dict[str, T]:
+        if type(value) is not dict:
+            raise Mismatch("an object", value)
+        if len(value) > most:
+            raise Mismatch(f"an object of at most {most} fields", value)
+        out = {}
+        for name, v in value.items():
+            try:
+                out[key(name)] = item(v)
+            except Mismatch as m:
+                m.path.append(name)
+                raise
+        return out
+
+    return reader
+
+
+def text(pattern: str, what: str, most: int = 255) -> Reader[str]:
+    """A string of at most `most` characters that matches `pattern` whole; `what` names it."""
+    match = re.compile(pattern, re.ASCII).fullmatch
+
+    def reader(value: Any) -> str:
+        if type(value) is not str or len(value) > most or match(value) is None:
+            raise Mismatch(what, value)
+        return value
+
+    return reader
+
+
+def integer(low: int, high: int) -> Reader[int]:
+    """An integer (not a bool, not 1.0) in [low, high]."""
+
+    def reader(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise Mismatch(f"an integer from {low} to {high}", value)
+        return value
+
+    return reader
+
+
+def number(value: Any) -> int | float:
+    """A finite number, as it was written."""
+    if type(value) is int or type(value) is float:
+        return value
+    raise Mismatch("a number", value)
+
+
+def boolean(value: Any) -> bool:
+    """true or false."""
+    if type(value) is not bool:
+        raise Mismatch("true or false", value)
+    return value
+
+
+def choice(*values: Any) -> Reader[Any]:
+    """One of a few strings or integers."""
+    legal = {(type(v), v) for v in values}
+    listed = "one of " + ", ".join(repr(v) for v in values) if len(values) > 1 else repr(values[0])
+
+    def reader(value: Any) -> Any:
+        if type(value) not in (str, int, bool) or (type(value), value) not in legal:
+            raise Mismatch(listed, value)
+        return value
+
+    return reader
+
+
+def nullable(item: Reader[T]) -> Reader[T | None]:
+    """null, or what `item` reads."""
+    return lambda value: None if value is None else item(value)

@@ -1,0 +1,160 @@
+"""How the parameters of a launch are filled: what is constant for a call's shape, and what is patched in per
+call."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kiln.runtime.bind import Bound
+from kiln.runtime.dtypes import CODES
+from kiln.runtime.entities import Kernel, Param, Signature
+from kiln.runtime.errors import ContractError
+from kiln.runtime.expr import Env, compile_expr, names
+
+_RANGES = {"i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1)}
+_BYTE_TYPES = CODES | {"u8", "i8", "bool"}
+
+
+@dataclass(slots=True)
+class Recipe:
+    """The parameters a kernel is launched with, in order, dropped ones left out.
+
+    Attributes:
+        dtypes: "ptr", "i32", "i64", "f32" or "f64" per parameter.
+        template: values; those that change per call hold 0.
+        pointers: (parameter, index into the call's pointers).
+        args: (parameter, scalar position) of scalars passed as they are.
+        computed: (parameter, function of the scalars) of everything else that depends on them.
+        scratch: (parameter, bytes) of scratch memory.
+        grid: program counts.
+        work: bytes that the operands cover, to judge whether threads pay.
+    """
+
+    dtypes: list[str]
+    template: list[Any]
+    pointers: list[tuple[int, int]]
+    args: list[tuple[int, int]]
+    computed: list[tuple[int, Callable[[tuple[int | float, ...]], Any]]]
+    scratch: list[tuple[int, int]]
+    grid: tuple[int, int, int]
+    work: int
+
+    def fill(self, pointers: list[int], args: tuple[int | float, ...], scratch: list[int]) -> list[Any]:
+        """The values of one launch."""
+        values = self.template.copy()
+        for at, i in self.pointers:
+            values[at] = pointers[i]
+        for at, i in self.args:
+            values[at] = args[i]
+        for at, value in self.computed:
+            values[at] = value(args)
+        for (at, _), address in zip(self.scratch, scratch, strict=True):
+            values[at] = address
+        return values
+
+
+def shape_args(sig: Signature, kernel: Kernel) -> set[str]:
+    """Scalar operands on whose values the choice or the shape of a launch depends, not only a parameter's
+    value."""
+    trees = [kernel.when, *kernel.grid, *(s.bytes for s in kernel.scratch)]
+    trees += [p.value for p in kernel.params if p.kind == "dropped" or (p.divisible_by or 1) > 1]
+    return {name for tree in trees for head, name in names(tree) if head == "arg"}
+
+
+def why_not_params(kernel: Kernel, bound: Bound) -> str | None:
+    """Which promise of a kernel's parameters this call would break: types, alignment, divisibility, range."""
+    env = bound.env
+    for p in kernel.params:
+        why = _why_not_pointer(p, env) if p.kind == "ptr" else _why_not_scalar(p, env)
+        if why is not None:
+            return why
+    return None
+
+
+def _why_not_pointer(p: Param, env: Env) -> str | None:
+    name = p.operand or ""
+    found = env.dtypes.get(name)
+    if found is not None and found != p.dtype and not {found, p.dtype} <= _BYTE_TYPES:
+        return f"reads {name} as {p.dtype}, found {found}"
+    off = env.pointers.get(name, 0) % (p.align or 1)
+    return f"needs {name} aligned to {p.align} bytes, found it {off} bytes off" if off else None
+
+
+def _why_not_scalar(p: Param, env: Env) -> str | None:
+    if p.value is None:
+        return None
+    value = compile_expr(p.value)(env)
+    if p.kind == "dropped":
+        return None if value == p.equals else f"was compiled for {p.name} = {p.equals}, found {value}"
+    if p.divisible_by is not None and p.divisible_by > 1 and value % p.divisible_by:
+        return f"needs {p.name} divisible by {p.divisible_by}, found {value}"
+    if p.dtype in _RANGES:
+        low, high = _RANGES[p.dtype]
+        if type(value) is not int or not low <= value <= high:
+            return f"passes {p.name} as {p.dtype}, but it is {value}"
+    return None
+
+
+def make_recipe(kernel: Kernel, bound: Bound, sig: Signature) -> Recipe:
+    """The recipe of a kernel for a checked call whose parameters it can take.
+
+    Raises:
+        ContractError: a grid or scratch size that cannot be computed or is out of range.
+    """
+    tensors = {t.name: i for i, t in enumerate(sig.tensors)}
+    scalars = {o.name: i for i, o in enumerate(sig.scalars)}
+    sizes = {f"scratch:{s.name}": _size(kernel, compile_expr(s.bytes)(bound.env)) for s in kernel.scratch}
+    grid = tuple(_extent(kernel, compile_expr(e)(bound.env)) for e in kernel.grid)
+    r = Recipe([], [], [], [], [], [], (grid[0], grid[1], grid[2]), _work(bound))
+    for p in kernel.params:
+        if p.kind == "dropped":
+            continue
+        at = len(r.template)
+        r.dtypes.append(p.dtype if p.kind == "scalar" else "ptr")
+        r.template.append(0)
+        if p.kind == "ptr" and p.operand in sizes:
+            r.scratch.append((at, sizes[p.operand]))
+        elif p.kind == "ptr" and p.operand is not None:
+            r.pointers.append((at, tensors[p.operand] + (len(tensors) if p.access == "write" else 0)))
+        elif p.kind == "scalar":
+            _scalar(r, at, p, bound.env, scalars)
+    return r
+
+
+def _scalar(r: Recipe, at: int, p: Param, env: Env, scalars: dict[str, int]) -> None:
+    if type(p.value) is tuple and p.value[0] == "arg":
+        r.args.append((at, scalars[p.value[1]]))
+        return
+    value = compile_expr(p.value)
+    if all(head != "arg" for head, _ in names(p.value)):
+        r.template[at] = value(env)
+        return
+    order = list(scalars)
+    r.computed.append((at, lambda args: value(with_args(env, order, args))))
+
+
+def with_args(env: Env, order: list[str], args: tuple[int | float, ...]) -> Env:
+    """The same call with other scalar values."""
+    other = Env()
+    other.dims, other.strides, other.colstrides = env.dims, env.strides, env.colstrides
+    other.attrs, other.dtypes, other.pointers = env.attrs, env.dtypes, env.pointers
+    other.args = dict(zip(order, args, strict=True))
+    return other
+
+
+def _work(bound: Bound) -> int:
+    return sum(g.rows * g.width * g.itemsize for g in bound.geometry if g is not None)
+
+
+def _size(kernel: Kernel, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 48:
+        raise ContractError(f"{kernel.op}.{kernel.variant}: scratch of {value} bytes; expected 0 to 2^48.")
+    return value
+
+
+def _extent(kernel: Kernel, value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ContractError(
+            f"{kernel.op}.{kernel.variant}: a grid extent of {value}; expected an integer of 0 or more."
+        )
+    return value

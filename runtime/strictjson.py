@@ -1,0 +1,139 @@
+"""Strict JSON: the one reading on which every implementation agrees.
+
+Python's `json` accepts byte order marks, UTF-16, NaN, duplicate keys and lone surrogates, and a few bytes
+can cost it a lot of
+memory. A manifest that two readers could understand differently is refused.
+"""
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from kiln.runtime.errors import SchemaError
+
+MAX_BYTES = 16 << 20
+"""Default cap on a document's size."""
+MAX_VALUES = 2_000_000
+"""Cap on the number of values in a document, containers included."""
+MAX_DEPTH = 64
+"""Cap on nesting; expressions in manifests have a lower one of their own."""
+
+_SURROGATE = re.compile(rb"\\[uU][dD][89a-fA-F]")
+_INT64 = 1 << 63
+_UINT64_DIGITS = 20
+
+
+class _Refused(ValueError):
+    pass
+
+
+def parse(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
+    """The value of one JSON document in `data`; `what` names it in errors.
+
+    Raises:
+        SchemaError: over the size, count or depth cap, not UTF-8, a byte order mark, carriage returns,
+            duplicate keys, NaN or
+            infinities, integers over 64 bits, lone surrogates, or anything after the document.
+    """
+    if len(data) > max_bytes:
+        raise SchemaError(f"{what}: found {len(data)} bytes, expected at most {max_bytes}; rebuild the tree.")
+    try:
+        text = _decode(data)
+        _count(data)
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_constant,
+            parse_int=_integer,
+            parse_float=_number,
+        )
+        _measure(value)
+        if _SURROGATE.search(data):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise SchemaError(f"{what}: nested deeper than {MAX_DEPTH} levels; rebuild the tree.") from None
+    except UnicodeEncodeError:
+        raise SchemaError(
+            f"{what}: a string holds half of a surrogate pair; expected Unicode text."
+        ) from None
+    except json.JSONDecodeError as e:
+        raise SchemaError(f"{what}: not JSON at line {e.lineno}, column {e.colno}: {e.msg}.") from None
+    except _Refused as e:
+        raise SchemaError(f"{what}: {e}") from None
+    return value
+
+
+def canonical(value: object) -> bytes:
+    """`value` as canonical JSON: sorted keys, two-space indent, ASCII, one trailing newline; tuples become
+    lists.
+
+    Raises:
+        ValueError: a float that JSON cannot hold.
+    """
+    return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode(
+        "ascii"
+    )
+
+
+def _decode(data: bytes) -> str:
+    if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        raise _Refused("starts with a byte order mark; expected plain UTF-8.")
+    if b"\0" in data:
+        raise _Refused("holds a NUL byte; expected plain UTF-8 text.")
+    if b"\r" in data:
+        raise _Refused("holds a carriage return; expected lines that end in a newline alone.")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise _Refused(f"byte {e.start} is not UTF-8; expected plain UTF-8 text.") from None
+
+
+def _count(data: bytes) -> None:
+    # An upper bound on the values, taken before any of them is allocated.
+    values = data.count(b",") + data.count(b"[") + data.count(b"{") + 1
+    if values > MAX_VALUES:
+        raise _Refused(f"about {values} values; expected at most {MAX_VALUES}.")
+
+
+def _measure(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise _Refused(f"nested deeper than {MAX_DEPTH} levels.")
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) is dict or type(child) is list
+        ]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Refused(f"the key {twice!r} stands twice in one object; expected each key once.")
+    return found
+
+
+def _constant(text: str) -> NoReturn:
+    raise _Refused(f"{text} is not a JSON number; expected a finite one.")
+
+
+def _integer(text: str) -> int:
+    if len(text) <= _UINT64_DIGITS:
+        value = int(text)
+        if -_INT64 <= value < _INT64:
+            return value
+    raise _Refused(f"the integer {text[:24]} does not fit 64 bits; expected a smaller one.")
+
+
+def _number(text: str) -> float:
+    value = float(text) if len(text) <= 64 else math.inf
+    if math.isinf(value):
+        raise _Refused(f"the number {text[:24]} is no finite double; expected a smaller one.")
+    return value

@@ -1,0 +1,110 @@
+"""How states derive from manifests and evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kiln.recipes.matrix import FAMILIES
+from kiln.tests.tools.synthetic import (
+    Json,
+    digest,
+    interpreted,
+    kernel,
+    manifest,
+    measured,
+    plan,
+    ran,
+    write_tree,
+)
+from kiln.tools.states import Row, State, op_states, rows
+from kiln.tools.trees import read_tree
+
+FAMILY = "KERNEL-EW-NORM-ACT"
+
+
+def states(
+    tmp_path: Path, kernels: list[Json], plans: list[Json], artifacts: dict[str, Json]
+) -> dict[str, str]:
+    evidence = {digest(file): proofs for file, proofs in artifacts.items()}
+    tree = read_tree(
+        write_tree(tmp_path / "t", manifest("sm_90a", kernels, plans), evidence={"sm_90a": evidence})
+    )
+    found = op_states(tree.manifests["sm_90a"], tree.evidence["sm_90a"])
+    return {op: state.name for op, state in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("proofs", "state"),
+    [
+        ({"compiled": {"launch_proof": True, "budgets": True}}, "COMPILED"),
+        ({"interpreted": interpreted()}, "INTERPRETED"),
+        ({"interpreted": interpreted(contract_met=False)}, "COMPILED"),
+        ({"ran": ran()}, "RAN"),
+        ({"ran": ran(contract_met=False), "interpreted": interpreted()}, "INTERPRETED"),
+        ({"ran": ran(), "measured": [measured("add")]}, "MEASURED"),
+        ({"measured": [measured("add")]}, "COMPILED"),
+    ],
+)
+def test_an_artifact_is_as_far_as_its_proofs(tmp_path: Path, proofs: Json, state: str) -> None:
+    assert states(tmp_path, [kernel("add")], [], {"add.generic.cubin": proofs}) == {"add": state}
+
+
+def test_evidence_of_other_bytes_counts_for_nothing(tmp_path: Path) -> None:
+    assert states(tmp_path, [kernel("add")], [], {"add.older.cubin": {"ran": ran()}}) == {"add": "COMPILED"}
+
+
+def test_an_op_is_as_far_as_its_least_artifact(tmp_path: Path) -> None:
+    both = [kernel("add", "a"), kernel("add", "b")]
+    timing = [measured("add", "a")]
+    proofs: dict[str, Json] = {"add.a.cubin": {"ran": ran(), "measured": timing}}
+    assert states(tmp_path / "1", both, [], proofs) == {"add": "COMPILED"}
+    proofs["add.b.cubin"] = {"ran": ran()}
+    assert states(tmp_path / "2", both, [], proofs) == {"add": "MEASURED"}
+
+
+def test_a_plan_is_as_far_as_its_steps(tmp_path: Path) -> None:
+    plans = [plan("div", "add", "mul"), plan("exp", "div")]
+    proofs = {"add.generic.cubin": {"ran": ran(), "measured": [measured("add")]}}
+    kernels = [kernel("add"), kernel("mul")]
+    found = states(tmp_path / "1", kernels, plans, proofs)
+    assert (found["div"], found["exp"]) == ("COMPILED", "COMPILED")
+    found = states(tmp_path / "2", kernels, plans, {**proofs, "mul.generic.cubin": {"ran": ran()}})
+    assert (found["div"], found["exp"]) == ("RAN", "RAN")
+
+
+def test_plans_that_call_each_other_are_not_compiled(tmp_path: Path) -> None:
+    found = states(tmp_path, [kernel("add")], [plan("f", "g"), plan("g", "f")], {})
+    assert found == {"add": "COMPILED", "f": "DECLARED", "g": "DECLARED"}
+
+
+def find(found: list[Row], family: str) -> Row:
+    return next(r for r in found if r.family == family)
+
+
+def test_every_family_has_a_row_in_order(tree: Path) -> None:
+    found = rows({}, read_tree(tree), ("sm_80", "sm_90a", "cpu-x86_64"))
+    assert [r.family for r in found] == list(FAMILIES)
+    assert len(found) == 60
+    row = find(found, FAMILY)
+    assert row.ops == ("add", "div", "mul", "sub")
+    assert {t: s.name for t, s in row.targets.items()} == {
+        "sm_80": "DECLARED",
+        "sm_90a": "INTERPRETED",
+        "cpu-x86_64": "DECLARED",
+    }
+    assert row.op_states["add"]["sm_90a"] is State.MEASURED
+    assert row.state is State.INTERPRETED
+    assert find(found, "KERNEL-CONV3D").state is State.INVENTORIED
+
+
+def test_an_op_that_is_only_declared_holds_its_family_back(tree: Path) -> None:
+    found = rows({"log": FAMILY, "mine": "MY-FAMILY"}, read_tree(tree), ("sm_90a",))
+    assert find(found, FAMILY).targets == {"sm_90a": State.DECLARED}
+    assert (found[-1].family, found[-1].state) == ("MY-FAMILY", State.DECLARED)
+
+
+def test_without_a_tree_everything_is_declared_at_most() -> None:
+    found = rows({"log": FAMILY}, None, ("sm_90a",))
+    assert {r.state for r in found} == {State.INVENTORIED, State.DECLARED}
