@@ -44,6 +44,10 @@ class Backend(Protocol):
         """Every artifact the catalog's declarations ask for; cheap: neither MLIR nor a compiler is imported."""
         ...
 
+    def recipes(self, ops: Mapping[str, Op], catalogs: Sequence[str]) -> list[dict[str, Any]]:
+        """The manifest's PLAN entries: composites of recipes, ops of several launches."""
+        ...
+
     def toolchain(self, target: str) -> dict[str, str]:
         """Name -> version of everything that takes part."""
         ...

@@ -21,7 +21,7 @@ from typing import Any
 from kiln.compiler.errors import BuildError, OutputError
 from kiln.compiler.exchange import exchange, hold_lock
 from kiln.runtime import strictjson
-from kiln.runtime.errors import KilnError
+from kiln.runtime.errors import IntegrityError, KilnError
 from kiln.runtime.files import Folder, check_bytes
 from kiln.runtime.manifest import SCHEMA, canonical_json, dump, parse_index, parse_manifest
 from kiln.runtime.verify import EVIDENCE, INDEX, MANIFEST, MAX_INDEX_BYTES, STAGING
@@ -184,7 +184,7 @@ def write_tree(out: Path, contents: Mapping[str, TargetContent]) -> Written:
     """
     old = read_index(out)
     for target, content in contents.items():
-        _check_content(target, content)
+        check_content(target, content)
     staged: list[_Staged] = []
     index_path = out / f"{STAGING}{INDEX}.{os.getpid()}"
     try:
@@ -232,7 +232,7 @@ def _settle(out: Path, staged: list[_Staged], index_path: Path) -> None:
         ) from e
 
 
-def _check_content(target: str, content: TargetContent) -> None:
+def check_content(target: str, content: TargetContent) -> None:
     """Raises BuildError unless the manifest is sound and names exactly these files with these digests."""
     try:
         manifest = parse_manifest(canonical_json(content.manifest), target, f"the manifest made for {target}")
@@ -242,8 +242,8 @@ def _check_content(target: str, content: TargetContent) -> None:
             raise BuildError(f"the manifest made for {target} and its files differ in {', '.join(odd[:8])}")
         for name, data in content.files.items():
             check_bytes(data, named[name].bytes, named[name].sha256, f"{target}/{name}, as made,")
-    except (KilnError, ValueError) as e:
-        raise e if isinstance(e, BuildError) else BuildError(str(e)) from e
+    except (IntegrityError, ValueError) as e:
+        raise BuildError(str(e)) from e
 
 
 def _next_index(old: Mapping[str, Any] | None, contents: Mapping[str, TargetContent]) -> dict[str, Any]:

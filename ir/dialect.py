@@ -23,6 +23,7 @@ STRUCTURAL = {
     "store": (("value", ANY), ("target", ANY), ("row", "variadic")),
     "take_row": (("table", ANY), ("index", ANY)),
     "half": (("row", ANY),),
+    "logistic": (("x", ANY),),
     "to_e4m3": (("x", ANY),),
     "to_e2m1": (("x", ANY),),
     "from_e4m3": (("code", ANY),),

@@ -25,6 +25,9 @@ LN2_LOW = 1.4286067653301870e-06
 ROUND_MAGIC = 12582912.0
 """1.5 * 2**23: adding it rounds an f32 below 2**22 to an integer, held in the low bits."""
 ROUND_MAGIC_BITS = 0x4B400000
+LOGISTIC_END = 86.63
+"""exp(86.63) < 2**125."""
+RECIPROCAL_MAGIC = 0x7EF311C7
 
 EXP_POLY = (0.0013814534759148955, 0.00836874544620514, 0.04166839271783829, 0.1666652113199234, 0.4999999403953552, 1.0, 1.0)
 TANH_POLY = (-0.0057049961760640144, 0.020639097318053246, -0.05373971909284592, 0.13331441581249237, -0.3333328068256378)
@@ -59,6 +62,25 @@ def exact_exp(x: Value) -> Value:
     first = ((half << 23) + 0x3F800000).as_f32()
     second = (((whole - half) << 23) + 0x3F800000).as_f32()
     return p * first * second
+
+
+def exact_logistic(x: Value) -> Value:
+    """1 / (1 + exp(-x)) without a branch or a division: 0 below -86.6, where exp(-x) would leave the range that the reciprocal covers."""
+    y = L.minimum(L.maximum(-x, -87.0), LOGISTIC_END)
+    t = L.fma(y, LOG2E, ROUND_MAGIC)
+    n = t - ROUND_MAGIC
+    r = L.fma(n, -LN2_LOW, L.fma(n, -LN2_HIGH, y))
+    # The low bits of t hold n, and the magic number's own shift out: one power of two is enough between 2**-126 and 2**125.
+    e = _horner(r, EXP_POLY) * ((t.bits() << 23) + 0x3F800000).as_f32()
+    return L.select(x < -LOGISTIC_END, _f32(x, 0.0), _reciprocal(e + 1.0))
+
+
+def _reciprocal(d: Value) -> Value:
+    """1 / d within 1.5 ulp for 1 <= d < 2**126: a guess within 5.9 % from the exponent, one cubic and one quadratic Newton step."""
+    guess = (_i32(d, RECIPROCAL_MAGIC) - d.bits()).as_f32()
+    error = L.fma(-d, guess, 1.0)
+    better = L.fma(guess, L.fma(error, error, error), guess)
+    return L.fma(better, L.fma(-d, better, 1.0), better)
 
 
 def exact_tanh(x: Value) -> Value:
@@ -101,14 +123,26 @@ def exact_to_e4m3(x: Value) -> Value:
 
 
 def exact_to_e2m1(x: Value) -> Value:
-    """Add a power of two whose ulp is the step of x's binade (0.5, 1 or 2): the sum's low bits are the code."""
-    bits = x.bits()
-    a = L.min_number((bits & 0x7FFFFFFF).as_f32(), 6.0)
-    magic = L.select(a < 2.0, _f32(a, 4194304.0), L.select(a < 4.0, _f32(a, 8388608.0), 16777216.0))
-    base = L.select(a < 2.0, _i32(a, 0x4A800000), L.select(a < 4.0, _i32(a, 0x4B000000 - 2), 0x4B800000 - 4))
-    code = (a + magic).bits() - base
-    # The sign of a NaN is not the same on every machine: its code is 7, unsigned.
-    return L.select(L.is_nan(x), _i32(x, 7), code | ((bits >> 28) & 8))
+    """The least of three roundings. Codes grow by 2, 1 and 1/2 a unit below 2, 4 and 6: |x| -> min(2a, a + 2, a/2 + 4, 7) is that curve.
+
+    Each line is rounded to an integer by the ulp of 2**23, in one operation, and rounding commutes with the minimum. The code is in the low four
+    bits; those above are not defined.
+    """
+    # The sign of a NaN differs between machines: a NaN is +7.
+    return _e2m1(x, L.select(L.is_nan(x), _i32(x, 0), x.bits()))
+
+
+def canonical_to_e2m1(x: Value) -> Value:
+    """The same where arithmetic gives one positive NaN (CUDA): no test is needed."""
+    return _e2m1(x, x.bits())
+
+
+def _e2m1(x: Value, sign: Value) -> Value:
+    a = L.absolute(x)
+    below_two, below_four = L.fma(a, 2.0, 8388608.0), a + 8388610.0
+    below_six = L.min_number(L.fma(a, 0.5, 8388612.0), 8388615.0)
+    code = L.min_number(L.min_number(below_two, below_four), below_six)
+    return code.bits() | ((sign >> 28) & 8)
 
 
 def _i32(like: Value, value: int) -> Value:
@@ -142,6 +176,10 @@ def _ideal_from_e4m3(code: np.ndarray) -> np.ndarray:
     return code.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
+def _ideal_logistic(x: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
 def _ideal_erf(x: np.ndarray) -> np.ndarray:
     from math import erf
 
@@ -156,14 +194,17 @@ class Function:
     ideal: Callable[[Any], Any]
     result: DType = F32
     feature: str | None = None
+    canonical: Callable[[Value], Value] | None = None
+    """A cheaper expansion, equal where arithmetic gives only the positive quiet NaN (feature `canonical_nan`)."""
 
 
 FUNCTIONS = {
     "math.exp": Function(exact_exp, np.exp),
+    "kiln.logistic": Function(exact_logistic, _ideal_logistic, feature="logistic"),
     "math.tanh": Function(exact_tanh, np.tanh),
     "math.erf": Function(exact_erf, _ideal_erf),
     "kiln.to_e4m3": Function(exact_to_e4m3, _ideal_e4m3, U8, feature="e4m3"),
-    "kiln.to_e2m1": Function(exact_to_e2m1, _ideal_e2m1, I32),
+    "kiln.to_e2m1": Function(exact_to_e2m1, _ideal_e2m1, I32, canonical=canonical_to_e2m1),
     "kiln.from_e4m3": Function(exact_from_e4m3, _ideal_from_e4m3, F32, feature="e4m3"),
 }
 """Functions by the name the IR uses."""

@@ -57,7 +57,7 @@ _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
 
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "arith.addf": np.add, "arith.subf": np.subtract, "arith.mulf": np.multiply, "arith.divf": np.divide, "arith.negf": np.negative,
-    "arith.addi": np.add, "arith.subi": np.subtract, "arith.muli": np.multiply, "arith.shli": np.left_shift,
+    "arith.addi": np.add, "arith.subi": np.subtract, "arith.muli": np.multiply, "arith.maxsi": np.maximum, "arith.shli": np.left_shift,
     "arith.shrsi": np.right_shift, "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or,
     "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin,
     "arith.select": np.where, "math.absf": np.abs, "math.sqrt": np.sqrt,

@@ -206,6 +206,11 @@ def exp(x: Value) -> Value:
     return _unary("math.exp", x)
 
 
+def logistic(x: Value) -> Value:
+    """1 / (1 + exp(-x)) within 4 ulp, 0 below -86.6."""
+    return _unary("kiln.logistic", x)
+
+
 def tanh(x: Value) -> Value:
     """Hyperbolic tangent within 2 ulp."""
     return _unary("math.tanh", x)
@@ -222,7 +227,7 @@ def to_e4m3(x: Value) -> Value:
 
 
 def to_e2m1(x: Value) -> Value:
-    """float4 e2m1 code of x as i32 0..15: to nearest even, saturating at 6, the sign of zero kept, NaN -> 7."""
+    """float4 e2m1 code of x in the low four bits of an i32: to nearest even, saturating at 6, the sign of zero kept, NaN -> 7."""
     return _unary("kiln.to_e2m1", x, I32)
 
 
@@ -255,6 +260,11 @@ def max_number(a: Value, b: Value | float) -> Value:
 def min_number(a: Value, b: Value | float) -> Value:
     """Smaller of two; a NaN loses against a number."""
     return _pick("arith.minnumf", a, b)
+
+
+def max_integer(a: Value, b: Value | int) -> Value:
+    """Larger of two i32."""
+    return a._integer("arith.maxsi", b)
 
 
 def _pick(name: str, a: Value, b: Value | float) -> Value:

@@ -14,6 +14,9 @@ from kiln.ir.dtypes import F32, U8, DType, dtype_of
 from kiln.ir.language import SCALAR, Shape, Value
 from kiln.ir.spec import DTypeVar, Expr, Op, Tensor
 
+HALF = Fraction(1, 2)
+"""Fraction of a row that packed pairs have."""
+
 
 @dataclass(frozen=True)
 class RowKind:

@@ -94,6 +94,8 @@ class Ship:
     widths: tuple[int, ...] = ()
     absent: tuple[str, ...] = ()
     """Optional operands left out."""
+    modes: tuple[Literal["exact", "fast"], ...] = ("exact",)
+    """`fast` adds a kernel with native functions and free order, under an envelope, where it is measurably faster."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,24 @@
+"""Kiln's own catalog: what is computed. Families are modules; `catalog()` lists them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kiln.ir.spec import Op
+from kiln.recipes import activation, fusion, gemm, norm, quant, topk
+
+FAMILIES = (norm, activation, quant, fusion, gemm, topk)
+
+
+@dataclass(frozen=True)
+class OwnCatalog:
+    """See kiln.compiler.catalog.Catalog; Kiln's own realizations lie in its backends."""
+
+    ops: tuple[Op, ...]
+    realizations: tuple[Any, ...] = ()
+
+
+def catalog() -> OwnCatalog:
+    """Every op and recipe that Kiln ships."""
+    return OwnCatalog(tuple(op for family in FAMILIES for op in family.OPS))

@@ -1,7 +1,7 @@
 """Activations, element-wise glue, casts and copies (KERNEL-EW-NORM-ACT): what each means. No target is named in this file."""
 
 from kiln.ir.dtypes import BF16, F16, F32, I32, I64
-from kiln.ir.language import Value, erf, exp, halves, is_nan, select, take_row, tanh
+from kiln.ir.language import Value, erf, halves, is_nan, logistic, select, take_row, tanh
 from kiln.ir.spec import DTypeVar, Op, Scalar, Ship, Tensor
 
 FAMILY = "KERNEL-EW-NORM-ACT"
@@ -9,18 +9,19 @@ T = DTypeVar("T", (BF16, F16, F32))
 U = DTypeVar("U", (BF16, F16, F32))
 O = DTypeVar("O", (BF16, F16, F32))  # noqa: E741  the sheet's name for the output type
 EACH = (Ship({"T": BF16}), Ship({"T": F16}), Ship({"T": F32}))
+EACH_AND_FAST = (Ship({"T": BF16}, modes=("exact", "fast")), *EACH[1:])
 GELU_SCALE = 0.7978845608028654
 """sqrt(2 / pi)."""
 
 
 def silu(x: Value) -> Value:
-    """x / (1 + exp(-x)): -0 for x = -100 (exp overflows), NaN for -inf."""
-    return x / (1.0 + exp(-x))
+    """x / (1 + exp(-x)): -0 for x = -100 (exp is out of range), NaN for -inf."""
+    return x * logistic(x)
 
 
 def sigmoid(x: Value) -> Value:
     """1 / (1 + exp(-x))."""
-    return 1.0 / (1.0 + exp(-x))
+    return logistic(x)
 
 
 def relu(x: Value) -> Value:
@@ -40,7 +41,7 @@ def gelu_tanh(x: Value) -> Value:
 
 def gelu_quick(x: Value) -> Value:
     """x sigmoid(1.702 x)."""
-    return x / (1.0 + exp(x * -1.702))
+    return x * logistic(x * 1.702)
 
 
 ACTIVATIONS = {"silu": silu, "sigmoid": sigmoid, "relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_quick": gelu_quick}
@@ -76,7 +77,7 @@ def _gated_op(name: str, activation: str, ship: tuple[Ship, ...]) -> Op:
     return Op(name, FAMILY, operands, body=body, ship=ship, doc=f"{activation}(gate) * up of one [gate | up] row")
 
 
-SILU_AND_MUL = _gated_op("silu_and_mul", "silu", EACH)
+SILU_AND_MUL = _gated_op("silu_and_mul", "silu", EACH_AND_FAST)
 GELU_AND_MUL = _gated_op("gelu_and_mul", "gelu", EACH[:1])
 GELU_TANH_AND_MUL = _gated_op("gelu_tanh_and_mul", "gelu_tanh", EACH[:1])
 
@@ -90,7 +91,7 @@ SILU_MUL = Op(
     FAMILY,
     (Tensor("gate", T, ("M", "N")), Tensor("up", T, ("M", "N")), Tensor("out", O, ("M", "N"), "out")),
     body=_silu_mul,
-    ship=(Ship({"T": BF16, "O": BF16}), Ship({"T": F16, "O": F16}), Ship({"T": F32, "O": F32})),
+    ship=(Ship({"T": BF16, "O": BF16}, modes=("exact", "fast")), Ship({"T": F16, "O": F16}), Ship({"T": F32, "O": F32})),
     doc="silu(gate) * up of two rows",
 )
 

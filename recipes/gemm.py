@@ -15,8 +15,10 @@ MAX_K = 16384
 """The longest sum that the envelope is stated for."""
 
 ENVELOPE = Contract("envelope", rel_l2=2.0**-8, max_eps=16.0)
-"""Relative L2: one rounding to bf16 is 2**-8 at worst, accumulation in f32 far below. Worst element, relative to the largest output:
-half an epsilon for the store, and what an f32 sum of up to MAX_K terms of one sign loses in any order."""
+"""Relative L2: one rounding to bf16 is 2**-8 at worst, accumulation in f32 far below. Worst element,
+relative to the largest output: half an epsilon for the store, and what an f32 sum of up to MAX_K terms of
+one sign loses in any order.
+"""
 
 
 def _matmul_bt(*, x: Array, weight: Array) -> tuple[Array]:
@@ -26,7 +28,8 @@ def _matmul_bt(*, x: Array, weight: Array) -> tuple[Array]:
 
 
 def matmul_bt_in_order(x: Array, weight: Array) -> Array:
-    """The f32 fold over k of rounded products, from +0, rounded once at the end: the bits that exact realizations give."""
+    """The f32 fold over k of rounded products, from +0, rounded once at the end: the bits that exact
+    realizations give."""
     total = np.zeros((x.shape[0], weight.shape[0]), np.float32)
     wide_x, wide_w = x.astype(np.float32), weight.astype(np.float32)
     for k in range(x.shape[1]):
@@ -53,3 +56,5 @@ MATMUL_BT = Op(
     doc="x [M, K] times weight [N, K] transposed, summed in f32 and rounded once; K = 0 gives zeros.",
     reference=_matmul_bt,
 )
+
+OPS: tuple[Op, ...] = (MATMUL_BT,)

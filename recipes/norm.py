@@ -43,8 +43,8 @@ RMS_NORM = Op(
     attrs=(GEMMA,),
     body=_rms_norm,
     ship=(
-        Ship({"T": BF16, "W": BF16, "O": BF16}, widths=(128, 256, *HIDDEN)),
-        Ship({"T": BF16, "W": BF16, "O": BF16}, {"gemma": True}, widths=(128, 256, *HIDDEN)),
+        Ship({"T": BF16, "W": BF16, "O": BF16}, widths=(128, *HIDDEN, 16384)),
+        Ship({"T": BF16, "W": BF16, "O": BF16}, {"gemma": True}, widths=(256, *HIDDEN)),
         Ship({"T": BF16, "W": F32, "O": BF16}),
         Ship({"T": F16, "W": F16, "O": F16}),
         Ship({"T": F32, "W": F32, "O": F32}),
@@ -136,7 +136,7 @@ SOFTMAX = Op(
     family=FAMILY,
     operands=(Tensor("x", T, ("M", "N")), Tensor("out", T, ("M", "N"), "out")),
     body=_softmax,
-    ship=(Ship({"T": BF16}, widths=(4096,)), Ship({"T": F32}, widths=(256, 4096))),
+    ship=(Ship({"T": BF16}, widths=(4096,)), Ship({"T": F32}, widths=(4096,))),
     doc="exp(x - max) / sum over the last axis; NaN in, or no finite element: the row is NaN",
 )
 

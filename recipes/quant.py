@@ -25,7 +25,7 @@ PACKED: Expr = ["floordiv", ["dim", "N"], 2]
 GROUPS16: Expr = ["floordiv", ["dim", "N"], 16]
 GROUPS: Expr = ["floordiv", ["dim", "N"], ["attr", "group"]]
 BY16 = (["divisible", ["dim", "N"], 16], "N must be a multiple of 16")
-BY_GROUP = (["divisible", ["dim", "N"], ["attr", "group"]], "N must be a multiple of the group")
+BY_GROUP = (["eq", ["mod", ["dim", "N"], ["attr", "group"]], 0], "N must be a multiple of the group")
 EACH = (Ship({"T": BF16}), Ship({"T": F32}))
 
 
@@ -96,7 +96,7 @@ def quantize_fp4(x: Value, global_scale_inv: Value) -> tuple[Value, Value]:
     step = from_e4m3(scale) * (1.0 / global_scale_inv)
     inverse = select(step > 0.0, 1.0 / step, 0.0)
     codes = group(ungroup(to_e2m1(groups * spread(inverse, 16))), 2)
-    return (pick(codes, 0) | (pick(codes, 1) << 4)).to(U8), scale
+    return ((pick(codes, 0) & 15) | (pick(codes, 1) << 4)).to(U8), scale
 
 
 def fp4_outputs(swizzled: bool) -> tuple[Tensor, Tensor]:

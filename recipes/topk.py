@@ -1,7 +1,8 @@
 """Top-k with indices (KERNEL-TOPK-PAIRS): what it selects. No target is named in this file.
 
-The order of a row is total: values descending, NaN (any sign or payload) before +inf, -0 equal to +0, ties by ascending index. Nothing is
-computed, so results are the same bits everywhere; a returned value keeps the row's own bits.
+The order of a row is total: values descending, NaN (any sign or payload) before +inf, -0 equal to +0, ties by
+ascending index. Nothing is computed, so results are the same bits everywhere; a returned value keeps the
+row's own bits.
 """
 
 from typing import Any, TypeAlias
@@ -23,7 +24,9 @@ VOCABULARIES = (248320, 151936, 129280, 128256, 102400)
 
 SCORES = Tensor("scores", T, ("R", "V"), doc="scores; a row is selected from independently")
 K = Scalar("k", I32, minimum=1, doc="pairs to return")
-PADDING = Scalar("num_org_vocab_padding", I32, default=0, minimum=0, doc="the last columns that count as -inf")
+PADDING = Scalar(
+    "num_org_vocab_padding", I32, default=0, minimum=0, doc="the last columns that count as -inf"
+)
 VALUES = Tensor("values", T, ("R", "K"), role="out", layout="dense", doc="the selected values, descending")
 INDICES = Tensor("indices", I32, ("R", "K"), role="out", layout="dense", doc="their columns")
 
@@ -75,11 +78,14 @@ def pack(scores: Array, columns: Array) -> Array:
     return (order_keys(scores).astype(np.uint64) << np.uint64(32)) | low.astype(np.uint64)
 
 
-def _top_k_tiles(*, scores: Array, k: int, keep: int, lists: int, num_org_vocab_padding: int = 0) -> tuple[Array]:
+def _top_k_tiles(
+    *, scores: Array, k: int, keep: int, lists: int, num_org_vocab_padding: int = 0
+) -> tuple[Array]:
     """(packed [R, lists * keep],): each chunk's first k elements in order, packed, then zeros."""
     padded = _padded(scores, num_org_vocab_padding)
     rows, width = scores.shape
-    chunk = -(-(-(-width // lists)) // CHUNK_UNIT) * CHUNK_UNIT
+    unit = lists * CHUNK_UNIT
+    chunk = (width + unit - 1) // unit * CHUNK_UNIT
     packed = np.zeros((rows, lists, keep), np.uint64)
     for part in range(lists):
         begin = min(part * chunk, width)
@@ -129,7 +135,14 @@ TOP_K_TILES = Op(
         KEEP,
         LISTS,
         PADDING,
-        Tensor("packed", I64, PACKED_SHAPE, role="out", layout="dense", doc="each chunk's list of packed elements"),
+        Tensor(
+            "packed",
+            I64,
+            PACKED_SHAPE,
+            role="out",
+            layout="dense",
+            doc="each chunk's list of packed elements",
+        ),
     ),
     rows="R",
     width="V",
@@ -142,7 +155,13 @@ TOP_K_MERGE = Op(
     name="top_k_merge",
     family=FAMILY,
     operands=(
-        Tensor("packed", I64, PACKED_SHAPE, layout="dense", doc="sorted lists of packed elements, as top_k_tiles writes them"),
+        Tensor(
+            "packed",
+            I64,
+            PACKED_SHAPE,
+            layout="dense",
+            doc="sorted lists of packed elements, as top_k_tiles writes them",
+        ),
         SCORES,
         K,
         KEEP,
@@ -158,3 +177,5 @@ TOP_K_MERGE = Op(
     doc="Internal, the second half of top_k_pairs: the first k elements of a row's lists.",
     reference=_top_k_merge,
 )
+
+OPS: tuple[Op, ...] = (TOP_K_PAIRS, TOP_K_TILES, TOP_K_MERGE)

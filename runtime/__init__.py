@@ -1,0 +1,33 @@
+"""The thin runtime: loads verified trees of ahead-of-time compiled kernels and runs them.
+
+    import kiln.runtime as kiln
+    lib = kiln.load("aot_artifacts", device="cpu")
+    y = lib.rms_norm(x, weight, eps=1e-6)
+
+No compiler, no download, no cache, no environment variable but KILN_DISABLE.
+"""
+
+from kiln.runtime.errors import (
+    ContractError,
+    DriverError,
+    IntegrityError,
+    KilnError,
+    SchemaError,
+    SelectionError,
+    TargetError,
+    UnavailableError,
+)
+from kiln.runtime.load import Library, load
+
+__all__ = [
+    "ContractError",
+    "DriverError",
+    "IntegrityError",
+    "KilnError",
+    "Library",
+    "SchemaError",
+    "SelectionError",
+    "TargetError",
+    "UnavailableError",
+    "load",
+]

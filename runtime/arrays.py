@@ -83,8 +83,10 @@ def _adapter(x: Any) -> Callable[[Any], View]:
     if isinstance(x, np.ndarray):
         return _numpy
     kind = type(x)
-    if all(hasattr(kind, name) for name in ("data_ptr", "stride", "dtype", "device", "new_empty")):
+    if all(hasattr(x, name) for name in ("data_ptr", "stride", "dtype", "device", "new_empty")):
         return _torch
+    if hasattr(x, "__kiln_view__"):
+        return lambda v: cast(View, v.__kiln_view__())
     if hasattr(x, "__cuda_array_interface__"):
         return _cuda_interface
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
@@ -117,12 +119,21 @@ def _numpy(x: "np.ndarray[Any, Any]") -> View:
     return View(ptr, x.shape, _in_elements(x.strides, dtype.itemsize), name, CPU, readonly, x)
 
 
+_steps: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
+
+
 def _in_elements(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
+    found = _steps.get((strides, size))
+    if found is not None:
+        return found
     if any(s % size for s in strides):
         raise ContractError(
             f"found strides of {strides} bytes, expected multiples of the element's {size}; copy the array."
         )
-    return tuple(s // size for s in strides)
+    if len(_steps) >= 4096:
+        _steps.clear()
+    found = _steps[strides, size] = tuple(s // size for s in strides)
+    return found
 
 
 _torch_types: dict[Any, str] = {}

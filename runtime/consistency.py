@@ -129,6 +129,7 @@ def _plan_faults(p: Plan, ops: Mapping[str, Signature]) -> Iterator[str]:
     sig = ops[p.op]
     temps = {f"temp:{t.name}" for t in p.temps}
     legal = {t.name for t in sig.tensors} | temps
+    read_only = {t.name for t in sig.tensors if t.role == "in"}
     yield from _name_faults(p.when, sig, "when")
     for t in p.temps:
         if isinstance(t.dtype, Like) and t.dtype.like not in legal:
@@ -153,9 +154,12 @@ def _plan_faults(p: Plan, ops: Mapping[str, Signature]) -> Iterator[str]:
             step.attrs.keys() - {a.name for a in callee.attrs}
         ):
             yield f"step {i} gives {name!r}, which {step.op} does not take."
-        for t in callee.tensors:
-            if step.bind.get(t.name) is None and not t.optional:
-                yield f"step {i} binds {t.name} to nothing, but {step.op} needs it."
+        for operand in callee.tensors:
+            target = step.bind.get(operand.name)
+            if operand.role != "in" and target in read_only:
+                yield f"step {i} writes {target}, which is an input of the plan."
+            if target is None and (operand.role == "out" or not operand.optional):
+                yield f"step {i} binds {operand.name} to nothing, but {step.op} needs it."
         for e in step.args.values():
             yield from _name_faults(e, sig, f"step {i}")
 

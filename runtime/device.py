@@ -34,6 +34,10 @@ class Device(Protocol):
     def refusal(self, kernel: Kernel) -> str | None:
         """Why this device cannot run the kernel at all; None if it can."""
 
+    def check_toolchain(self, versions: Iterable[str]) -> None:
+        """Refuse a tree that was assembled for newer drivers than this device's; `versions` are those of
+        ptxas."""
+
     def load(self, kernel: Kernel, data: bytes) -> Any:
         """The entry of a kernel, from the verified bytes of its file."""
 
@@ -97,6 +101,9 @@ class PretendDevice:
             return None
         missing = missing_features(self.target, kernel.isa.features, self._features)
         return f"the CPU lacks {', '.join(missing)}" if missing else None
+
+    def check_toolchain(self, versions: Iterable[str]) -> None:
+        """Any will do."""
 
     def load(self, kernel: Kernel, data: bytes) -> Any:
         """Nothing: the bytes were verified, and that is all that can be done here."""

@@ -220,19 +220,24 @@ def _read_sections(data: bytes, shoff: int, shnum: int, shentsize: int, shstrndx
 
 
 def _check_cover(data: bytes, sections: tuple[Section, ...], *tables: tuple[int, int]) -> None:
-    """Refuse parts that share bytes, and a file that goes on after its last part."""
-    parts = [(0, _HEADER.size, "the ELF header")]
-    parts += [(start, size, "a table of headers") for start, size in tables if size]
+    """Refuse parts that share bytes, and a file that goes on after its last part.
+
+    Debug sections may share theirs: from sm_100 on ptxas lays `.nv.merc.debug_str` over `.debug_str`, and so
+    on.
+    """
+    parts = [(0, _HEADER.size, "the ELF header", False)]
+    parts += [(start, size, "a table of headers", False) for start, size in tables if size]
     parts += [
-        (s.offset, s.size, f"section {s.name!r}")
+        (s.offset, s.size, f"section {s.name!r}", "debug" in s.name)
         for s in sections
         if s.kind != SHT_NOBITS and s.size and s.kind
     ]
     parts.sort()
-    reached, owner = 0, ""
-    for start, size, what in parts:
-        if start < reached:
+    reached, owner, is_shared = 0, "", False
+    for start, size, what, may_share in parts:
+        if start < reached and not (is_shared and may_share):
             refuse(f"{what} at byte {start} overlaps {owner}, which ends at {reached}")
-        reached, owner = start + size, what
+        if start + size > reached:
+            reached, owner, is_shared = start + size, what, may_share
     if reached != len(data):
         refuse(f"the file has {len(data)} bytes, but its last part, {owner}, ends at {reached}")

@@ -12,7 +12,7 @@ from kiln.runtime.expr import Expr, Pred
 Json = Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DTypeVar:
     """An element type chosen per call; operands that name the same `var` share it."""
 
@@ -20,7 +20,7 @@ class DTypeVar:
     choices: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tensor:
     """A tensor operand."""
 
@@ -34,7 +34,7 @@ class Tensor:
     doc: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scalar:
     """A number given at each call; an integer scalar `k` also binds the dimension `K` where the shapes name
     it."""
@@ -51,7 +51,7 @@ class Scalar:
 Operand = Tensor | Scalar
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attr:
     """A compile-time constant of a call."""
 
@@ -61,7 +61,7 @@ class Attr:
     doc: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contract:
     """The numerics promise."""
 
@@ -70,7 +70,7 @@ class Contract:
     max_eps: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signature:
     """What callers of an op see."""
 
@@ -96,7 +96,7 @@ class Signature:
         return tuple(o for o in self.operands if isinstance(o, Scalar))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Param:
     """One parameter of an entry, in order. Which fields are set depends on `kind`:
 
@@ -115,7 +115,7 @@ class Param:
     equals: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scratch:
     """Device memory that a launch needs and nobody sees afterwards."""
 
@@ -124,7 +124,7 @@ class Scratch:
     align: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Isa:
     """The CPU tier a kernel was compiled for and every feature it needs, as /proc/cpuinfo spells them."""
 
@@ -132,7 +132,7 @@ class Isa:
     features: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selftest:
     """Seeded inputs on which the kernel must meet its contract."""
 
@@ -140,7 +140,7 @@ class Selftest:
     shape: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Numerics:
     """A kernel's own contract and self-test."""
 
@@ -148,7 +148,7 @@ class Numerics:
     selftest: Selftest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kernel:
     """One launchable entry of an artifact: identity, launch contract, selection, resources, numerics."""
 
@@ -178,14 +178,14 @@ class Kernel:
     specialization: Mapping[str, Json]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Like:
     """The element type of an operand."""
 
     like: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Temp:
     """An intermediate tensor of a plan."""
 
@@ -194,7 +194,7 @@ class Temp:
     shape: tuple[Expr, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """One call of a plan: operands of `op` bound to operands of the plan, temps, or nothing."""
 
@@ -204,7 +204,7 @@ class Step:
     attrs: Mapping[str, bool | int | str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """A way to run an op as several calls of others."""
 
@@ -218,7 +218,7 @@ class Plan:
     steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """A file that ships beside the artifacts and is never loaded."""
 
@@ -226,7 +226,7 @@ class Source:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """Everything needed to verify and launch every artifact of a target."""
 
@@ -244,7 +244,7 @@ class Manifest:
         return {**{k.file: Source(k.bytes, k.sha256) for k in self.kernels}, **self.sources}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IndexEntry:
     """Where a target's manifest is, and what it must be."""
 
@@ -253,7 +253,7 @@ class IndexEntry:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Index:
     """The root of trust of a tree."""
 

@@ -5,10 +5,8 @@ What is returned is what was hashed; no path is opened twice.
 """
 
 import errno
-import hashlib
 import os
 import stat
-from pathlib import Path
 
 from kiln.runtime.errors import IntegrityError, UnavailableError
 
@@ -36,7 +34,7 @@ class Folder:
         """
         name = os.fspath(path)
         try:
-            return cls(os.open(name, _FOLDER), str(Path(name).absolute()))
+            return cls(os.open(name, _FOLDER), os.path.abspath(name))
         except (OSError, ValueError) as e:
             why = _reason(e)
             raise UnavailableError(
@@ -107,6 +105,8 @@ def check_bytes(data: bytes, size: int, sha256: str, where: str) -> None:
         raise IntegrityError(
             f"{where}: found {len(data)} bytes, expected {size}. Rebuild or restore the tree."
         )
+    import hashlib
+
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise IntegrityError(

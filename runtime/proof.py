@@ -155,6 +155,9 @@ def _prove_limits(kernel: Kernel, cubin: Cubin, found: CubinKernel) -> Iterator[
     elif shared > limit:
         yield f"needs {shared} bytes of shared memory a block, the limit of sm_{cubin.sm} is {limit}"
     resources = dict(kernel.resources)
+    for name in ("spill_stores", "spill_loads"):
+        if name not in resources:
+            yield f"does not say how many {name} its assembler reported"
     if not found.stack and (resources.get("spill_stores") or resources.get("spill_loads")):
         yield "is said to spill registers, but its file has no stack to spill to"
 

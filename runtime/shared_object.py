@@ -53,6 +53,8 @@ class SharedObject:
     """Whether opening or closing it runs code of its own (constructors, destructors, indirect functions)."""
     exec_stack: bool
     """Whether opening it makes stacks executable, or maps memory that is writable and executable."""
+    elf: Elf
+    """The container, for those who compare sections."""
 
 
 def read_shared_object(data: bytes) -> SharedObject:
@@ -90,6 +92,7 @@ def read_shared_object(data: bytes) -> SharedObject:
         needed=tuple(text_at(names, value, "library name") for tag, value in tags if tag in _LIBRARY_TAGS),
         has_init=_runs_code(elf, tags, any(s.kind == STT_GNU_IFUNC for s in symbols)),
         exec_stack=any(g.flags & PF_X and (g.kind == PT_GNU_STACK or g.flags & PF_W) for g in elf.segments),
+        elf=elf,
     )
 
 

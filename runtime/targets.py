@@ -10,7 +10,7 @@ from kiln.runtime.errors import TargetError
 
 CPU_TIERS: Mapping[str, tuple[str, ...]] = {
     "cpu-x86_64": ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16"),
-    "cpu-aarch64": ("aarch64", "aarch64-neon", "aarch64-dotprod", "aarch64-i8mm"),
+    "cpu-aarch64": ("neon", "dotprod", "i8mm"),
 }
 """ISA tiers of each CPU target, lowest first."""
 

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from kiln.runtime.errors import IntegrityError, UnavailableError
 from kiln.runtime.files import Folder, check_bytes
@@ -32,6 +33,11 @@ _BYTECODE = "__pycache__"
 _PACKAGE_MARKS = ("__init__.py", "py.typed")
 
 
+Kind = Literal["bytes", "missing", "extra", "proof"]
+"""What a fault is about: a file's bytes (or its being no plain file), its absence, its presence, its launch
+proof."""
+
+
 @dataclass(frozen=True, order=True)
 class Fault:
     """One thing that is wrong with a tree."""
@@ -39,6 +45,7 @@ class Fault:
     file: str
     """Relative to the tree; `.` is the tree itself."""
     why: str
+    kind: Kind = "bytes"
 
 
 def verify_tree(root: str | os.PathLike[str], expect: str | None = None) -> list[Fault]:
@@ -63,7 +70,7 @@ def verify_tree(root: str | os.PathLike[str], expect: str | None = None) -> list
         if canonical_json(dump(index)) != data:
             faults.append(Fault(INDEX, "The document isn't in canonical form; build the tree again."))
         for target in index.targets:
-            faults += _target_faults(folder, target, index)
+            faults += verify_target(folder, target, index)
     return sorted(set(faults))
 
 
@@ -80,7 +87,7 @@ def _root_faults(root: Path, index: Index) -> Iterator[Fault]:
                 entry.name, "This was left by a build that runs or was killed; the next build removes it."
             )
         else:
-            yield Fault(_shown(entry.name), "Not accounted for by INDEX.json; remove it.")
+            yield Fault(_shown(entry.name), "Not accounted for by INDEX.json; remove it.", "extra")
 
 
 def _entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
@@ -103,29 +110,36 @@ def _shown(name: str) -> str:
     return ascii(name)[1:-1] if not name.isascii() or not name.isprintable() else name
 
 
-def _target_faults(root: Folder, target: str, index: Index) -> Iterator[Fault]:
+def verify_target(root: Folder, target: str, index: Index) -> Iterator[Fault]:
+    """The faults of one target of a tree whose index was read."""
     entry = index.targets[target]
     try:
         folder = root.folder(target)
     except IntegrityError as e:
-        yield Fault(target, str(e))
+        yield Fault(target, str(e), _kind(root, target))
         return
     with folder:
         try:
             data = folder.read_exact(MANIFEST, entry.bytes, entry.sha256)
             manifest = parse_manifest(data, target)
         except IntegrityError as e:
-            yield Fault(f"{target}/{MANIFEST}", str(e))
+            yield Fault(f"{target}/{MANIFEST}", str(e), _kind(folder, MANIFEST))
             return
         yield from _extra_faults(folder, target, manifest)
         yield from _file_faults(folder, manifest)
+
+
+def _kind(folder: Folder, name: str) -> Kind:
+    return "bytes" if os.path.lexists(f"{folder.path}/{name}") else "missing"
 
 
 def _extra_faults(folder: Folder, target: str, manifest: Manifest) -> Iterator[Fault]:
     known = {MANIFEST, EVIDENCE, *manifest.files()}
     for entry in _entries(folder.path):
         if entry.name not in known:
-            yield Fault(f"{target}/{_shown(entry.name)}", "Not accounted for by the manifest; remove it.")
+            yield Fault(
+                f"{target}/{_shown(entry.name)}", "Not accounted for by the manifest; remove it.", "extra"
+            )
         elif entry.name == EVIDENCE and not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
             yield Fault(f"{target}/{EVIDENCE}", "Not a regular file; expected one, or none.")
 
@@ -140,9 +154,9 @@ def _file_faults(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
                 artifact = read_artifact(manifest.target, data)
                 for kernel in kernels[name]:
                     for fault in prove_kernel(kernel, manifest.target, artifact):
-                        yield Fault(where, fault)
+                        yield Fault(where, fault, "proof")
         except IntegrityError as e:
-            yield Fault(where, str(e))
+            yield Fault(where, str(e), _kind(folder, name))
 
 
 def _by_file(manifest: Manifest) -> Mapping[str, list[Kernel]]:

@@ -3,10 +3,12 @@ a session."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,22 +29,34 @@ class Compiled:
     threads: int
 
 
-@functools.cache
-def compiled() -> dict[tuple[str, str], Compiled]:
-    """(kernel, target) -> cubin, for the kernels of cubin_kernels.py and six targets."""
-    script = Path(__file__).with_name("cubin_kernels.py")
-    with tempfile.TemporaryDirectory() as folder:
+_FOLDER = "CUBINS_OF_THIS_TEST_RUN"
+
+
+def _compile() -> Path:
+    """The folder of compiled cubins; made once in a test run, processes that tests start find it."""
+    if _FOLDER not in os.environ:
+        folder = tempfile.mkdtemp()
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        script = Path(__file__).with_name("cubin_kernels.py")
         env = dict(os.environ, TRITON_DISABLE_LINE_INFO="1", TRITON_CACHE_DIR=f"{folder}/cache")
         subprocess.run(
             [sys.executable, script, folder], env=env, check=True, capture_output=True, timeout=240
         )
-        facts = json.loads(Path(folder, "facts.json").read_text())
-        out = {}
-        for target, arch in CUDA_ARCHES.items():
-            for name in ("scaled_sum", "spilling", "doubled"):
-                data = Path(folder, f"{name}.{arch}.cubin").read_bytes()
-                out[name, target] = Compiled(name, target, data, **facts[f"{name}.{arch}"])
-        return out
+        os.environ[_FOLDER] = folder
+    return Path(os.environ[_FOLDER])
+
+
+@functools.cache
+def compiled() -> dict[tuple[str, str], Compiled]:
+    """(kernel, target) -> cubin, for the kernels of cubin_kernels.py and six targets."""
+    folder = _compile()
+    facts = json.loads((folder / "facts.json").read_text())
+    out = {}
+    for target, arch in CUDA_ARCHES.items():
+        for name in ("scaled_sum", "spilling", "doubled"):
+            data = (folder / f"{name}.{arch}.cubin").read_bytes()
+            out[name, target] = Compiled(name, target, data, **facts[f"{name}.{arch}"])
+    return out
 
 
 def nvidia_tool(name: str) -> str:

@@ -141,7 +141,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     if command is None:
         raise UsageError(nearest(name, [c.name for c in COMMANDS], "command") + " (see kiln --help)")
     module = load(command)
-    code: int = module.run(parser_of(command, module).parse_args(rest))
+    code: int = module.run(parser_of(command, module).parse_intermixed_args(rest))
     return code
 
 

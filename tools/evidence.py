@@ -29,8 +29,10 @@ from kiln.runtime.fields import (
     record,
     text,
 )
+from kiln.runtime.files import Folder
 from kiln.runtime.manifest import canonical_json
-from kiln.runtime.strictjson import parse
+from kiln.runtime.strictjson import MAX_BYTES, parse
+from kiln.runtime.verify import STAGING
 
 NAME = "EVIDENCE.json"
 SCHEMA = 1
@@ -229,11 +231,10 @@ def read_evidence(folder: Path, target: str, digests: Collection[str]) -> Eviden
         SchemaError: the file is not of the schema, or is another target's.
     """
     path = folder / NAME
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return Evidence(target)
-    found = parse_evidence(data, str(path))
+    with Folder.open_root(folder) as opened:
+        found = parse_evidence(opened.read(NAME, MAX_BYTES), str(path))
     if found.target != target:
         raise SchemaError(f"{path}: evidence of {found.target} lies in the folder of {target}; remove it.")
     return found.kept(digests)
@@ -259,7 +260,7 @@ def write_evidence(folder: Path, evidence: Evidence, digests: Collection[str]) -
         path.unlink(missing_ok=True)
         return
     data = evidence_bytes(kept)
-    staged = folder.parent / f".{folder.name}.{NAME}.{os.getpid()}"
+    staged = folder.parent / f"{STAGING}{NAME}.{folder.name}.{os.getpid()}"
     try:
         staged.write_bytes(data)
         os.replace(staged, path)

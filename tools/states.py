@@ -72,7 +72,7 @@ def op_states(manifest: Manifest, evidence: Evidence) -> dict[str, State]:
     while ready := [op for op, steps in pending.items() if steps <= states.keys()]:
         for op in ready:
             states[op] = min([State.RAN, *(states[s] for s in pending.pop(op))])
-    return states | dict.fromkeys(pending, State.DECLARED)
+    return states
 
 
 def families(declared: Mapping[str, str], tree: Tree | None) -> dict[str, str]:

@@ -52,7 +52,7 @@ def _runs_on(name: str) -> str:
         return f"{name.removeprefix('cpu-')}, Linux"
     major, minor, suffix = capability(name)
     if suffix == "a":
-        return f"compute capability {major}.{minor}"
+        return f"compute capability {major}.{minor} only"
     return f"compute capability {major}.{minor} and later {major}.x"
 
 

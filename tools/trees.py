@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from kiln.runtime.errors import IntegrityError, UnavailableError
+from kiln.compiler.tree import locked
+from kiln.runtime.errors import UnavailableError
+from kiln.runtime.files import Folder
 from kiln.runtime.manifest import Manifest, parse_index, parse_manifest
+from kiln.runtime.verify import INDEX, MANIFEST, MAX_INDEX_BYTES
 from kiln.tools.console import UsageError, nearest, note, require
-from kiln.tools.evidence import Evidence, read_evidence
-
-INDEX = "INDEX.json"
+from kiln.tools.evidence import Evidence, Proofs, read_evidence, write_evidence
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def require_matches(globs: Iterable[str] | None, names: Iterable[str]) -> None:
             raise UsageError(nearest(glob, known, "op"))
 
 
-def read_tree(root: Path | None = None, targets: Iterable[str] | None = None) -> Tree:
+def read_tree(root: Path | None = None, targets: Collection[str] | None = None) -> Tree:
     """The tree at `root` (default: `default_tree()`).
 
     Raises:
@@ -77,20 +79,19 @@ def read_tree(root: Path | None = None, targets: Iterable[str] | None = None) ->
         UsageError: `targets` names one that the tree doesn't hold.
     """
     root = default_tree() if root is None else root
-    try:
-        data = (root / INDEX).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise UnavailableError(
-            f"no artifact tree in {root} (no {INDEX} there); `kiln build` makes one"
-        ) from None
-    index = parse_index(data, str(root / INDEX))
-    if targets is not None:
-        require(targets, index.targets, f"target in {root}")
-    manifests = {}
-    for target in sorted(index.targets if targets is None else targets):
-        entry = index.targets[target]
-        manifests[target] = _manifest(root / entry.manifest, target, entry.sha256)
-    evidence = {t: read_evidence(root / t, t, {k.sha256 for k in m.kernels}) for t, m in manifests.items()}
+    if not os.path.lexists(root / INDEX):
+        raise UnavailableError(f"no artifact tree in {root} (no {INDEX} there); `kiln build` makes one")
+    manifests, evidence = {}, {}
+    with Folder.open_root(root) as tree:
+        data = tree.read(INDEX, MAX_INDEX_BYTES)
+        index = parse_index(data, str(root / INDEX))
+        require(targets or (), index.targets, f"target in {root}")
+        for target in sorted(index.targets if targets is None else targets):
+            entry = index.targets[target]
+            with tree.folder(target) as folder:
+                written = folder.read_exact(MANIFEST, entry.bytes, entry.sha256)
+            manifests[target] = parse_manifest(written, target, str(root / entry.manifest))
+            evidence[target] = read_evidence(root / target, target, digests(manifests[target]))
     return Tree(root, hashlib.sha256(data).hexdigest(), manifests, evidence)
 
 
@@ -105,14 +106,19 @@ def tree_or_none(root: Path | None) -> Tree | None:
         return None
 
 
-def _manifest(path: Path, target: str, sha256: str) -> Manifest:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise IntegrityError(f"{path} is missing, though {INDEX} lists it; build again") from None
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
-        raise IntegrityError(
-            f"{path} has sha256 {found[:16]}…, {INDEX} says {sha256[:16]}…; run kiln verify, then build again"
-        )
-    return parse_manifest(data, target, str(path))
+def digests(manifest: Manifest) -> set[str]:
+    """sha256 of every artifact of a target."""
+    return {k.sha256 for k in manifest.kernels}
+
+
+def record_proofs(root: Path, target: str, proofs: Mapping[str, Proofs]) -> None:
+    """Merge what was just observed of artifacts (by digest) into a target's evidence, under the tree's lock.
+
+    What was observed of artifacts that the tree doesn't hold any more is dropped.
+    """
+    with locked(root.resolve()):
+        tree = read_tree(root, [target])
+        evidence = tree.evidence[target]
+        for digest, observed in proofs.items():
+            evidence = evidence.with_proofs(digest, observed)
+        write_evidence(root / target, evidence, digests(tree.manifests[target]))

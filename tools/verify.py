@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from kiln.runtime.errors import UnavailableError
-from kiln.runtime.verify import verify_tree
+from kiln.runtime.verify import INDEX, verify_tree
 from kiln.tools.console import emit, plural
-from kiln.tools.trees import INDEX, default_tree
+from kiln.tools.trees import default_tree
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

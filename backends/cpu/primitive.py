@@ -1,4 +1,5 @@
-"""Hand-written CPU realizations as data: one C template, instantiated per element type and compiled for every ISA tier."""
+"""Hand-written CPU realizations as data: one C template, instantiated per element type and compiled for
+every ISA tier."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,15 +43,22 @@ class CpuNumber:
 
     def json(self) -> dict[str, Any]:
         """The manifest's PARAM entry."""
-        return {"name": self.name, "kind": "scalar", "dtype": self.dtype, "value": self.value, "divisible_by": 1}
+        return {
+            "name": self.name,
+            "kind": "scalar",
+            "dtype": self.dtype,
+            "value": self.value,
+            "divisible_by": 1,
+        }
 
 
 @dataclass(frozen=True)
 class CpuPrimitive:
     """One C entry point: a template of `backends/cpu/kernels`, rendered with `entry` and `constants`.
 
-    The rendered source is self-contained C with vector extensions, the same for every tier; several realizations of an op may be
-    rendered one after another into one file: every name is prefixed by its entry.
+    The rendered source is self-contained C with vector extensions, the same for every tier; several
+    realizations of an op may be rendered one after another into one file: every name is prefixed by its
+    entry.
     """
 
     op: str

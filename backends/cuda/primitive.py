@@ -1,4 +1,5 @@
-"""Hand-scheduled CUDA realizations as data: one Triton launch (`CudaPrimitive`), or several through internal ops (`PrimitivePlan`).
+"""Hand-scheduled CUDA realizations as data: one Triton launch (`CudaPrimitive`), or several through internal
+ops (`PrimitivePlan`).
 
 A family's `variants/<family>.py` fills these in; nothing here imports Triton.
 """
@@ -14,6 +15,8 @@ Expr: TypeAlias = Any
 Pred: TypeAlias = Any
 """A closed predicate of the manifest, as JSON."""
 Constant: TypeAlias = bool | int | float | str
+Unit: TypeAlias = Literal[1, 16]
+"""What a value is known to be a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Pointer:
     dtype: str
     access: Literal["read", "write"] = "read"
     align: int = 1
-    """Bytes that the kernel may assume; at least the element size is implied. 16 becomes Triton's divisibility hint."""
+    """Bytes that the kernel may assume; at least the element size is implied. 16 becomes Triton's
+    divisibility hint."""
 
     @property
     def triton(self) -> str:
@@ -57,7 +61,7 @@ class Number:
     name: str
     dtype: Literal["i32", "i64", "f32", "f64"]
     value: Expr
-    divisible_by: Literal[1, 16] = 1
+    divisible_by: Unit = 1
 
     @property
     def triton(self) -> str:
@@ -97,7 +101,8 @@ class Scratch:
 class CudaPrimitive:
     """One launch of a Triton kernel: everything that compiling it and writing its manifest entry needs.
 
-    `params` and then `constants` are the kernel's parameters in order. `when` must imply every hint of `params`.
+    `params` and then `constants` are the kernel's parameters in order. `when` must imply every hint of
+    `params`.
     """
 
     op: str

@@ -19,6 +19,7 @@ from kiln.ir.spec import Op
 
 PRELUDE = '''import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -36,7 +37,7 @@ TRITON_TYPE = {
 EXACT: dict[str, str] = {
     "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.negf": "-{0}",
     "arith.divf": "tl.div_rn({0}, {1})", "math.sqrt": "tl.sqrt_rn({0})", "math.absf": "tl.abs({0})", "math.fma": "tl.fma({0}, {1}, {2})",
-    "arith.addi": "{0} + {1}", "arith.subi": "{0} - {1}", "arith.muli": "{0} * {1}", "arith.shli": "{0} << {1}", "arith.shrsi": "{0} >> {1}",
+    "arith.addi": "{0} + {1}", "arith.subi": "{0} - {1}", "arith.muli": "{0} * {1}", "arith.maxsi": "tl.maximum({0}, {1})", "arith.shli": "{0} << {1}", "arith.shrsi": "{0} >> {1}",
     "arith.andi": "{0} & {1}", "arith.ori": "{0} | {1}", "arith.select": "tl.where({0}, {1}, {2})",
     "arith.maximumf": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "arith.minimumf": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
@@ -44,7 +45,7 @@ EXACT: dict[str, str] = {
     "kiln.to_e4m3": "{0}.to(tl.float8e4nv).to(tl.uint8, bitcast=True)",
     "kiln.from_e4m3": "{0}.to(tl.float8e4nv, bitcast=True).to(tl.float32)",
 }  # fmt: skip
-FAST = {**EXACT, "arith.divf": "{0} / {1}", "math.sqrt": "tl.sqrt({0})", "math.exp": "tl.exp({0})"}
+FAST = {**EXACT, "kiln.logistic": "1.0 / (1.0 + tl.exp(-{0}))", "arith.divf": "{0} / {1}", "math.sqrt": "tl.sqrt({0})", "math.exp": "tl.exp({0})"}
 CONVERSIONS = frozenset({"arith.extf", "arith.truncf", "arith.sitofp", "arith.trunci", "arith.extui"})
 
 
@@ -256,10 +257,14 @@ class _Emitter:
             self.names[i.result] = literal(i.constant)
         elif i.name == "arith.index_cast":
             self.names[i.result] = "N"
+        elif i.name == "arith.sitofp" and self.arg(i.args[0]) == "N":
+            self.names[i.result] = "(N * 1.0)"  # N may be a constant, which has no method `to`
         elif i.name in CONVERSIONS:
             self.set(i, f"{self.arg(i.args[0])}.to({TRITON_TYPE[i.dtype.name]})")
         elif i.name in special:
             special[i.name](i)
+        elif i.name == "arith.divf" and not self.fast and self.arg(i.args[0]) == "1.0":
+            self.set(i, f"libdevice.rcp_rn({self.arg(i.args[1])})")  # the same result as the division, in fewer instructions
         else:
             self.set(i, self.templates[i.name].format(*(self.arg(n) for n in i.args)))
 

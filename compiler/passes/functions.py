@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,13 @@ from mlir import ir
 from mlir.rewrite import PatternRewriter, RewritePatternSet, walk_and_apply_patterns
 
 from kiln.compiler.passes.expand import dtype_of, width_argument
-from kiln.ir.functions import FUNCTIONS, Function
+from kiln.ir.functions import FUNCTIONS
 from kiln.ir.language import Value
 from kiln.ir.trace import RowMachine
 from kiln.compiler.rowprogram import shape_of
+
+APPROXIMATE = frozenset({"math.exp", "kiln.logistic"})
+"""What `fast` mode leaves to native approximations."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +32,23 @@ class Functions:
         """Rewrites in place."""
         patterns = RewritePatternSet()
         for name, function in FUNCTIONS.items():
-            native = function.feature in self.features if function.feature else self.fast and name.startswith("math.")
+            approximate = self.fast and name in APPROXIMATE
+            native = approximate or function.feature in self.features
             if not native:
-                patterns.add(name, _pattern(function))
+                canonical = "canonical_nan" in self.features
+                patterns.add(name, _pattern(function.canonical if canonical and function.canonical else function.exact))
         walk_and_apply_patterns(module.operation, patterns.freeze())
         return module
 
 
-def _pattern(function: Function) -> Any:
+def _pattern(expansion: Callable[[Value], Value]) -> Any:
     def rewrite(operation: Any, rewriter: PatternRewriter) -> None:
         target = operation.operation
         x = target.operands[0]
         with rewriter.ip, target.location:
             machine = RowMachine(width_argument(target))
             value = Value(machine, x, shape_of(x, width_argument(target)), dtype_of(x.type))
-            result = function.exact(value).data
+            result = expansion(value).data
         rewriter.replace_op(target, [result])
 
     return rewrite

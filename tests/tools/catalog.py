@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kiln.compiler.catalog import Catalog
 from kiln.ir.dtypes import F32
 from kiln.ir.spec import Op, Scalar, Tensor
 
@@ -11,10 +12,7 @@ def _op(name: str, family: str, is_recipe: bool = False) -> Op:
     return Op(name, family, (x, Scalar("s", F32, 2.0), y), doc=f"The op {name}.", is_recipe=is_recipe)
 
 
-def catalog() -> tuple[Op, ...]:
+def catalog() -> Catalog:
     """Two ops and a recipe."""
-    return (
-        _op("add", "KERNEL-EW-NORM-ACT"),
-        _op("softcap", "KERNEL-SAMPLING"),
-        _op("add_softcap", "MY-FUSIONS", is_recipe=True),
-    )
+    add, softcap = _op("add", "KERNEL-EW-NORM-ACT"), _op("softcap", "KERNEL-SAMPLING")
+    return Catalog((add, softcap, _op("add_softcap", "MY-FUSIONS", is_recipe=True)))

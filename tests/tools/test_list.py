@@ -53,7 +53,7 @@ def test_a_broken_tree_is_not_listed(kiln: Run, tree: Path) -> None:
         file.write(" ")
     code, out, err = kiln("list", "--tree", tree, "--catalog", CATALOG)
     assert (code, out) == (2, "")
-    assert "MANIFEST.json has sha256" in err
+    assert "MANIFEST.json" in err
 
 
 def test_runtime_alone_is_enough(tree: Path) -> None:

@@ -74,11 +74,6 @@ def test_a_plan_is_as_far_as_its_steps(tmp_path: Path) -> None:
     assert (found["div"], found["exp"]) == ("RAN", "RAN")
 
 
-def test_plans_that_call_each_other_are_not_compiled(tmp_path: Path) -> None:
-    found = states(tmp_path, [kernel("add")], [plan("f", "g"), plan("g", "f")], {})
-    assert found == {"add": "COMPILED", "f": "DECLARED", "g": "DECLARED"}
-
-
 def find(found: list[Row], family: str) -> Row:
     return next(r for r in found if r.family == family)
 

@@ -1,7 +1,8 @@
 """Dense matrix product with the weight's rows as output features: out = x · weightᵀ.
 
-Rows beyond M and N are read from row 0 instead of under a mask, so that only the inner dimension needs one; they are never stored. The
-inner loop is the same for every block of an output, whatever its position: an element's bits do not depend on its neighbours.
+Rows beyond M and N are read from row 0 instead of under a mask, so that only the inner dimension needs one;
+they are never stored. The inner loop is the same for every block of an output, whatever its position: an
+element's bits do not depend on its neighbours.
 """
 
 import triton
@@ -10,7 +11,8 @@ import triton.language as tl
 
 @triton.jit
 def _block(pid, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """The (row, column) block of a program: GROUP row blocks are walked column by column, so that weights stay in L2."""
+    """The (row, column) block of a program: GROUP row blocks are walked column by column, so that weights
+    stay in L2."""
     across = tl.cdiv(N, BLOCK_N)
     span = GROUP * across
     first = pid // span * GROUP

@@ -1,10 +1,12 @@
 """Top-k with indices over rows, exact under the total order (key descending, index ascending).
 
-An element is packed in 64 bits: an order-preserving key of its value above the complement of its column. Packed elements are distinct,
-so "larger" is the whole contract: NaN first, both zeros equal, ties by lower index. A program keeps the best `KEEP` of a range of
-columns in registers, sorted. A tile of columns is read once: the maximum of each group of its elements, a float maximum apiece, says
-whether anything in the tile can still enter. Only then are the groups' largest packed elements extracted, sorted and merged, repeatedly
-until no group holds an element above the k-th best. There are no atomics and no capacity that adversarial input could exceed.
+An element is packed in 64 bits: an order-preserving key of its value above the complement of its column.
+Packed elements are distinct, so "larger" is the whole contract: NaN first, both zeros equal, ties by lower
+index. A program keeps the best `KEEP` of a range of columns in registers, sorted. A tile of columns is read
+once: the maximum of each group of its elements, a float maximum apiece, says whether anything in the tile can
+still enter. Only then are the groups' largest packed elements extracted, sorted and merged, repeatedly until
+no group holds an element above the k-th best. There are no atomics and no capacity that adversarial input
+could exceed.
 """
 
 import triton
@@ -47,7 +49,8 @@ def _exchange(h, descending, rank: tl.constexpr, bit: tl.constexpr):
 
 @triton.jit
 def _bitonic(h, descending, rank: tl.constexpr, length: tl.constexpr):
-    """Sort every bitonic run of 2**length elements of a hypercube; `descending` is 0, 1, or varies over the hypercube."""
+    """Sort every bitonic run of 2**length elements of a hypercube; `descending` is 0, 1, or varies over
+    the hypercube."""
     for step in tl.static_range(length):
         h = _exchange(h, descending, rank, length - 1 - step)
     return h
@@ -55,14 +58,16 @@ def _bitonic(h, descending, rank: tl.constexpr, length: tl.constexpr):
 
 @triton.jit
 def _halve(h, descending: tl.constexpr, rank: tl.constexpr, keep: tl.constexpr):
-    """From neighbouring runs of opposite direction, the best run of each two: 2**rank elements become half as many."""
+    """From neighbouring runs of opposite direction, the best run of each two: 2**rank elements become half
+    as many."""
     h = tl.max(h, axis=rank - 1 - keep)
     return _bitonic(h, _side(rank - 1, keep) if rank - 1 > keep else descending, rank - 1, keep)
 
 
 @triton.jit
 def _fold(h, descending: tl.constexpr, rank: tl.constexpr, keep: tl.constexpr):
-    """From 2**(rank - keep) sorted runs of alternating direction, the best 2**keep elements as one sorted run."""
+    """From 2**(rank - keep) sorted runs of alternating direction, the best 2**keep elements as one sorted
+    run."""
     for i in tl.static_range(rank - keep):
         h = _halve(h, descending, rank - i, keep)
     return h
@@ -110,9 +115,11 @@ def _select(
     VEC: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """The best KEEP packed elements of columns [begin, end) of a row, descending; columns from `limit` on count as -inf.
+    """The best KEEP packed elements of columns [begin, end) of a row, descending; columns from `limit` on
+    count as -inf.
 
-    WHOLE tiles are read without a mask: the last one is moved back to end with the range, and its stale columns are dropped when packed.
+    WHOLE tiles are read without a mask: the last one is moved back to end with the range, and its stale
+    columns are dropped when packed.
     """
     best = tl.full([2] * LOG_KEEP, 0, tl.uint64)
     kth = tl.zeros([], tl.uint64)
@@ -123,11 +130,11 @@ def _select(
         fresh = begin + t * TILE
         if WHOLE:
             start = tl.multiple_of(tl.minimum(fresh, end - TILE), 16)
-            flat = tl.load(row + start + lane).to(tl.float32)
+            raw = tl.load(row + start + lane)
         else:
             start = fresh
-            flat = tl.load(row + start + lane, mask=lane < end - start, other=NEGATIVE_INFINITY).to(tl.float32)
-        x = tl.reshape(flat, shape)
+            raw = tl.load(row + start + lane, mask=lane < end - start, other=NEGATIVE_INFINITY)
+        x = tl.reshape(raw.to(tl.float32), shape)
         peak = tl.reduce(tl.reduce(x, 2, _nan_max), 0, _nan_max)
         if tl.max(_key(peak), axis=0) > (kth >> 32).to(tl.uint32):
             col = tl.reshape(start + lane, shape)
@@ -143,12 +150,15 @@ def _select(
 
 @triton.jit
 def _emit(best, scores, values, indices, row, row_stride, limit, k, KEEP: tl.constexpr):
-    """Write the first k of a descending run: the row's own bits, or -inf for a padded column, and the columns."""
+    """Write the first k of a descending run: the row's own bits, or -inf for a padded column, and the
+    columns."""
     place = tl.arange(0, KEEP)
     col = ~tl.reshape(best, [KEEP]).to(tl.uint32).to(tl.int32, bitcast=True)
     live = place < k
     out = row.to(tl.int64) * k + place
-    x = tl.load(scores + row.to(tl.int64) * row_stride + col, mask=live & (col < limit), other=NEGATIVE_INFINITY)
+    x = tl.load(
+        scores + row.to(tl.int64) * row_stride + col, mask=live & (col < limit), other=NEGATIVE_INFINITY
+    )
     tl.store(values + out, x, mask=live)
     tl.store(indices + out, col, mask=live)
 
@@ -196,7 +206,8 @@ def top_k_tiles(
     VEC: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Program (row, c): the sorted best of columns [c * chunk, (c + 1) * chunk), into packed[row, c * KEEP:]; zeros fill a short list."""
+    """Program (row, c): the sorted best of columns [c * chunk, (c + 1) * chunk), into packed[row, c *
+    KEEP:]; zeros fill a short list."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     begin = tl.minimum(part.to(tl.int64) * chunk, V).to(tl.int32)

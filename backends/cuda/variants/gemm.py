@@ -1,9 +1,10 @@
-"""CUDA realizations of matmul_bt: one schedule per bucket of rows, and one for operands without 16-byte alignment."""
+"""CUDA realizations of matmul_bt: one schedule per bucket of rows, and one for operands without 16-byte
+alignment."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer
+from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer, Unit
 from kiln.ir.dtypes import BF16, F16, F32
 
 Expr: TypeAlias = Any
@@ -33,7 +34,7 @@ class Schedule:
 
 
 HALF = (
-    Schedule(16, (16, 64, 128), 4, 4),
+    Schedule(16, (16, 32, 128), 4, 4),
     Schedule(64, (64, 128, 64), 4, 4),
     Schedule(None, (128, 128, 64), 8, 3),
     Schedule(None, (64, 64, 32), 4, 2, aligned=False),
@@ -60,7 +61,7 @@ def _when(dtype: str, schedule: Schedule) -> Expr:
 
 def _matmul_bt(dtype: str, schedule: Schedule, priority: int) -> CudaPrimitive:
     block_m, block_n, block_k = schedule.block
-    unit = 16 if schedule.aligned else 1
+    unit: Unit = 16 if schedule.aligned else 1
     return CudaPrimitive(
         op="matmul_bt",
         variant=f"{dtype}_{schedule.name}",

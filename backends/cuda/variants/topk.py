@@ -1,9 +1,10 @@
-"""CUDA realizations of top_k_pairs: short rows in one launch, long ones split into chunks whose lists are merged by a second launch."""
+"""CUDA realizations of top_k_pairs: short rows in one launch, long ones split into chunks whose lists are
+merged by a second launch."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer, PrimitivePlan, Step, Temp
+from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer, PrimitivePlan, Step, Temp, Unit
 from kiln.ir.dtypes import BF16, DTYPES, F16, F32
 from kiln.recipes.topk import CHUNK_UNIT, MAX_K
 
@@ -35,7 +36,8 @@ class Schedule:
     tile: int
     warps: int
     wide: bool
-    """16-byte loads without masks; needs rows that are multiples of 16 elements, aligned and at least a tile."""
+    """16-byte loads without masks; needs rows that are multiples of 16 elements, aligned and at least a
+    tile."""
 
     @property
     def name(self) -> str:
@@ -56,7 +58,11 @@ class Schedule:
 
 
 WIDE = (Schedule(32, 32, 1024, 1, True), Schedule(64, 64, 2048, 2, True))
-ANY = (Schedule(32, 32, 1024, 1, False), Schedule(64, 64, 1024, 1, False), Schedule(MAX_K, MAX_K, 2048, 8, False))
+ANY = (
+    Schedule(32, 32, 1024, 1, False),
+    Schedule(64, 64, 1024, 1, False),
+    Schedule(MAX_K, MAX_K, 2048, 8, False),
+)
 KEEPS = tuple(s.keep for s in ANY)
 
 
@@ -66,9 +72,9 @@ def _k_range(keep: int) -> Expr:
     return ["and", ["gt", K, below], ["le", K, keep]]
 
 
-def _reads(dtype: str, wide: bool) -> tuple[Pointer | Number, ...]:
+def _reads(wide: bool) -> tuple[Pointer | Number, ...]:
     """The scanned rows: row stride, length and the limit beyond which columns count as -inf."""
-    unit = 16 if wide else 1
+    unit: Unit = 16 if wide else 1
     return (
         Number("row_stride", "i64", ROW_STRIDE, unit),
         Number("V", "i32", V, unit),
@@ -86,7 +92,7 @@ def _row(dtype: str, schedule: Schedule) -> CudaPrimitive:
             Pointer("scores", "scores", dtype),
             Pointer("values", "values", dtype, "write"),
             Pointer("indices", "indices", "i32", "write"),
-            *_reads(dtype, False),
+            *_reads(wide=False),
         ),
         constants=schedule.constants(dtype),
         grid=(R, 1, 1),
@@ -101,7 +107,7 @@ def _tiles(dtype: str, schedule: Schedule) -> CudaPrimitive:
     if schedule.wide:
         when += [["divisible", V, 16], ["divisible", ROW_STRIDE, 16], ["aligned", "scores", 16]]
         when += [["ge", V, schedule.tile]]
-    unit = 16 if schedule.wide else 1
+    unit: Unit = 16 if schedule.wide else 1
     return CudaPrimitive(
         op="top_k_tiles",
         variant=f"{dtype}_{schedule.name}",
@@ -109,7 +115,7 @@ def _tiles(dtype: str, schedule: Schedule) -> CudaPrimitive:
         params=(
             Pointer("scores", "scores", dtype, align=unit),
             Pointer("packed", "packed", "i64", "write"),
-            *_reads(dtype, schedule.wide),
+            *_reads(schedule.wide),
             Number("chunk", "i32", CHUNK, 16),
             Number("lists", "i32", LISTS),
         ),
@@ -181,7 +187,7 @@ def _split(schedule: Schedule) -> PrimitivePlan:
 DTYPE_NAMES = tuple(d.name for d in (F32, BF16, F16))
 
 PRIMITIVES: tuple[CudaPrimitive, ...] = (
-    *(_row(d, s) for d in DTYPE_NAMES for s in ANY),
+    *(_row(d, s) for d in DTYPE_NAMES for s in ANY if s.keep < MAX_K),
     *(_tiles(d, s) for d in DTYPE_NAMES for s in ANY),
     *(_tiles(d, s) for d in (F32.name, BF16.name) for s in WIDE),
     *(_merge(d, *m) for d in DTYPE_NAMES for m in MERGES),

@@ -1,22 +1,36 @@
 """NumPy arrays as the arguments of Triton's interpreter, without PyTorch.
 
-The interpreter copies each tensor argument to the host, runs the grid on raw addresses and copies back; `ArrayArgument` offers the ten
-methods it uses for that, on one NumPy array whose memory is read and written in place.
+The interpreter copies each tensor argument to the host, runs the grid on raw addresses and copies back;
+`ArrayArgument` offers the ten methods it uses for that, on one NumPy array whose memory is read and written
+in place.
 """
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from multiprocessing import get_context
 from typing import Any, TypeAlias
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Argument: TypeAlias = Array | int | float
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of a contiguous array from one of its elements on; strides are the kernel's own arguments."""
+
+    array: Array
+    first: int
+
+
+Argument: TypeAlias = Array | View | int | float
+Constant: TypeAlias = int | bool
 
 TRITON_NAMES = {
     "float32": "fp32",
@@ -73,7 +87,8 @@ class ArrayArgument:
 
     def size(self) -> tuple[int, ...]:
         """The shape."""
-        return self.array.shape
+        shape: tuple[int, ...] = self.array.shape
+        return shape
 
     def stride(self) -> tuple[int, ...]:
         """Strides in elements."""
@@ -82,21 +97,72 @@ class ArrayArgument:
 
 def _enter() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
+    _repair_bf16()
+
+
+def _widen(codes: Array) -> Array:
+    """f32 values of bf16 codes."""
+    wide: Array = (codes.astype(np.uint32) << 16).view(np.float32)
+    return wide
+
+
+def _repair_bf16() -> None:
+    """Make the interpreter's bf16 real: Triton 3.9 multiplies its 16-bit codes as integers in dot, and
+    truncates f32 to bf16."""
+    from triton.runtime import interpreter
+
+    bf16, f32 = interpreter.tl.bfloat16, interpreter.tl.float32
+    handle, builder = interpreter.TensorHandle, interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def widened(operand: Any) -> Any:
+        return handle(_widen(operand.data), f32) if operand.dtype.scalar == bf16 else operand
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widened(a), widened(b), *rest)
+
+    def cast_impl(self: Any, operand: Any, to: Any) -> Any:
+        if (operand.dtype.scalar, to.scalar) == (bf16, f32):
+            return widened(operand)
+        if (operand.dtype.scalar, to.scalar) == (f32, bf16):
+            return handle(operand.data.astype(bfloat16).view(np.uint16), bf16)
+        return cast(self, operand, to)
+
+    builder.create_dot, builder.cast_impl = create_dot, cast_impl
 
 
 @cache
 def _worker() -> ProcessPoolExecutor:
-    """One process whose Triton interprets: the setting counts when Triton is imported, so it cannot be this process."""
+    """One process whose Triton interprets: the setting counts when Triton is imported, so it cannot be
+    this process."""
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_enter)
 
 
-def _run(kernel: str, grid: tuple[int, ...], arguments: tuple[Argument, ...], constants: dict[str, int | bool]) -> list[Array]:
+def _argument(argument: Argument) -> ArrayArgument | int | float:
+    if isinstance(argument, View):
+        return ArrayArgument(argument.array.reshape(-1)[argument.first :])
+    return ArrayArgument(argument) if isinstance(argument, np.ndarray) else argument
+
+
+def _run(
+    kernel: str, grid: tuple[int, ...], arguments: tuple[Argument, ...], constants: dict[str, Constant]
+) -> list[Array]:
     module, _, name = kernel.partition(":")
-    call = [ArrayArgument(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    getattr(import_module(module), name)[grid](*call, **constants)
-    return [a for a in arguments if isinstance(a, np.ndarray)]
+    getattr(import_module(module), name)[grid](*map(_argument, arguments), **constants)
+    return [a.array if isinstance(a, View) else a for a in arguments if isinstance(a, np.ndarray | View)]
 
 
-def interpret(kernel: str, grid: tuple[int, ...], *arguments: Argument, **constants: int | bool) -> list[Array]:
-    """Run the kernel `module:function` over `grid` and return the array arguments as it left them; `constants` are its constexprs."""
+def interpret(kernel: str, grid: tuple[int, ...], *arguments: Argument, **constants: Constant) -> list[Array]:
+    """Run the kernel `module:function` over `grid` and return the whole arrays of its arguments as it left
+    them.
+
+    `constants` are the kernel's constexprs. A strided view cannot be sent as itself: ValueError says to use
+    `View`.
+    """
+    for position, argument in enumerate(arguments):
+        array = argument.array if isinstance(argument, View) else argument
+        if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+            raise ValueError(
+                f"argument {position} of {kernel} is a strided view: pass View(buffer, first element)"
+            )
     return _worker().submit(_run, kernel, grid, arguments, constants).result()

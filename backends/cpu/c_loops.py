@@ -1,0 +1,241 @@
+"""Loops over a row as C text: plain, with row reductions, and in blocks of sixteen groups."""
+
+from __future__ import annotations
+
+from kiln.backends.cpu.abi import Abi
+from kiln.backends.cpu.c_body import Body, operand_text
+from kiln.backends.cpu.c_expr import c_type, expression
+from kiln.backends.cpu.schedule import Cut, Schedule, Space
+from kiln.compiler.rowprogram import Instruction
+from kiln.ir.diagnostics import LegalityError
+
+BUFFERED = 8192
+"""Elements of a row that buffers hold (32 KiB each); the rest of a longer row is computed again."""
+HEAVY = 40
+"""Cost of a vector from which it is not worth while to have a copy of its code for each place in the tree."""
+
+SUM = """\
+for (; {limit} - i >= 256; i += 256) tree_push({v}_level + 4, (uint64_t)i / 256, KILN_FOLD16(pair_add, KILN_V, 0));
+if (({limit} - i) & 128) {v}_level[3] = KILN_FOLD8(pair_add, KILN_V, 0), i += 128;
+if (({limit} - i) & 64) {v}_level[2] = KILN_FOLD4(pair_add, KILN_V, 0), i += 64;
+if (({limit} - i) & 32) {v}_level[1] = KILN_FOLD2(pair_add, KILN_V, 0), i += 32;
+if (({limit} - i) & 16) {v}_level[0] = KILN_V(0), i += 16;
+if (i < {limit}) {v}_rest = vf_keep({last}, {limit} - i, 0.0f), i = {limit};
+"""
+MAX = """\
+for (; {limit} - i >= 64; i += 64) {{
+  {v}_top[0] = vf_maxnum(KILN_V(0), {v}_top[0]), {v}_top[1] = vf_maxnum(KILN_V(1), {v}_top[1]);
+  {v}_top[2] = vf_maxnum(KILN_V(2), {v}_top[2]), {v}_top[3] = vf_maxnum(KILN_V(3), {v}_top[3]);
+}}
+for (; {limit} - i >= 16; i += 16) {v}_top[0] = vf_maxnum(KILN_V(0), {v}_top[0]);
+if (i < {limit}) {v}_top[0] = vf_maxnum(vf_keep({last}, {limit} - i, -__builtin_inff()), {v}_top[0]), i = {limit};
+"""
+PLAIN = """\
+for (; {limit} - i >= 16; i += 16) {full};
+if (i < {limit}) {last}, i = {limit};
+"""
+
+
+PARTS = """\
+while (i < {limit}) {{
+  const uint64_t block = (uint64_t)i / 256;
+  vf {declared};
+#pragma clang loop unroll(disable)
+  for (int64_t j = 0; j < 16; ++j) {{
+    if ({limit} - i >= 16) {{
+      {full};
+      i += 16;
+    }} else if (i < {limit}) {{
+      {last};
+      {keep}
+      i = {limit};
+    }} else {{
+      {clear}
+    }}
+  }}
+{folds}}}
+"""
+BLOCKS = """\
+for (int64_t g = 0; g < n / {size}; g += 16) {{
+  const int64_t live = n / {size} - g < 16 ? n / {size} - g : 16;
+{inner}}}
+"""
+REDUCE = """\
+vf {v}_part[16];
+for (int64_t j = 0; j < 16; ++j) {{
+  {v}_part[j] = vf_all(-__builtin_inff());
+  for (int64_t t = 0; t < {size} && j < live; t += 16) {{
+    const int64_t i = (g + j) * {size} + t;
+    {v}_part[j] = vf_maxnum({call}, {v}_part[j]);
+  }}
+}}
+#define KILN_V(j) {v}_part[j]
+const vf {v} = KILN_FOLD16(pair_max, KILN_V, 0);
+#undef KILN_V
+"""
+USE = """\
+for (int64_t j = 0; j < live; ++j) {{
+  for (int64_t t = 0; t < {size}; t += 16) {{
+    const int64_t i = (g + j) * {size} + t;
+    {call};
+  }}
+}}
+"""
+
+
+def indented(text: str, depth: int) -> str:
+    """`text` with every line but preprocessor lines moved right."""
+    return "".join(line if line.startswith("#") or not line.strip() else "  " * depth + line for line in text.splitlines(True))
+
+
+class Loops:
+    """The loops of one stage of a schedule, as text to be run for one row; `functions` are what they call."""
+
+    def __init__(self, schedule: Schedule, abi: Abi, entry: str, stage: int) -> None:
+        self.schedule, self.abi, self.entry, self.stage = schedule, abi, entry, stage
+        self.functions: list[str] = []
+        self.reductions = [r for r in schedule.reductions if schedule.stage[r.args[0]] == stage]
+        stores = [s for s in schedule.stores if schedule.store_stage(s) == stage]
+        self.element_stores = [s for s in stores if abi.memory(s.text).space in (Space.ROW, Space.PAIR)]
+        self.group_stores = [s for s in stores if abi.memory(s.text).space is Space.GROUP]
+
+    def text(self) -> str:
+        """The loops; empty for a stage without any."""
+        if not self.reductions and not self.element_stores and not self.group_stores:
+            return ""
+        return self._blocks() if self.schedule.steps(self.stage) else self._simple()
+
+    def _body(self, name: str, step: int, stores: list[Instruction], results: list[int], keeps: list[Cut], buffers: bool) -> Body:
+        body = Body(self.schedule, self.abi, f"{self.entry}_{name}", self.stage, step, buffers)
+        values = [s.args[0] for s in stores if self.schedule.space(s.args[0]) is not Space.SCALAR]
+        body.build([*results, *values, *(c.value for c in keeps)], stores, keeps, results)
+        self.functions.append(body.text())
+        return body
+
+    def _simple(self) -> str:
+        """One pass over the row, vector by vector."""
+        results = [r.args[0] for r in self.reductions]
+        buffers = self.schedule.row_buffers()
+        keeps = [c for c in buffers if c.stage == self.stage]
+        split = any(c.stage <= self.stage for c in buffers)
+        bodies = {"near": self._body(f"s{self.stage}", 0, self.element_stores, results, keeps, True)} if split else {}
+        far = "_far" if split else ""
+        bodies["n"] = self._body(f"s{self.stage}{far}", 0, self.element_stores, results, [], False)
+        parted = len(results) > 1 or any(b.cost >= HEAVY for b in bodies.values()) and self._is_sum(self.reductions)
+        text = "".join(self._accumulators(r) for r in self.reductions) + "int64_t i = 0;\n"
+        text += f"const int64_t near = n < {BUFFERED} ? n : {BUFFERED};\n" if split else ""
+        text += "".join(self._range(body, limit, parted) for limit, body in bodies.items())
+        text += "".join(self._root(r, parted) for r in self.reductions)
+        names = "".join(f"float v{r.result};\n" for r in self.reductions)
+        return f"{names}{{\n{indented(text, 1)}}}\n"
+
+    def _is_sum(self, reductions: list[Instruction]) -> bool:
+        return any(r.text == "arith.addf" for r in reductions)
+
+    def _range(self, body: Body, limit: str, parted: bool) -> str:
+        last = body.call("i", f"{limit} - i")
+        if not self.reductions:
+            return PLAIN.format(limit=limit, full=body.call("i", "16"), last=last)
+        if parted:
+            return self._in_parts(body, limit)
+        template = SUM if self._is_sum(self.reductions) else MAX
+        text = template.format(limit=limit, v=f"v{self.reductions[0].result}", last=last)
+        return f"#define KILN_V(j) {body.call('i + 16 * (j)', '16')}\n{text}#undef KILN_V\n"
+
+    def _in_parts(self, body: Body, limit: str) -> str:
+        """Sixteen vectors put on the stack, then folded."""
+        parts = [f"v{r.args[0]}_part" for r in self.reductions]
+        assign = f"{parts[0]}[j] = " if len(parts) == 1 else ""
+        identity = ["0.0f" if r.text == "arith.addf" else "-__builtin_inff()" for r in self.reductions]
+        return PARTS.format(
+            limit=limit,
+            declared=", ".join(f"{p}[16]" for p in dict.fromkeys(parts)),
+            full=assign + body.call("i", "16"),
+            last=assign + body.call("i", f"{limit} - i"),
+            keep=" ".join(f"{p}[j] = vf_keep({p}[j], {limit} - i, {e});" for p, e in zip(parts, identity, strict=True)),
+            clear=" ".join(f"{p}[j] = vf_all({e});" for p, e in zip(parts, identity, strict=True)),
+            folds="".join(self._fold(r, p) for r, p in zip(self.reductions, parts, strict=True)),
+        )
+
+    def _fold(self, reduction: Instruction, part: str) -> str:
+        v = f"v{reduction.result}"
+        if reduction.text != "arith.addf":
+            return f"  for (int j = 0; j < 16; ++j) {v}_top[0] = vf_maxnum({part}[j], {v}_top[0]);\n"
+        push = f"tree_push({v}_level + 4, block, KILN_FOLD16(pair_add, KILN_V, 0));"
+        return f"#define KILN_V(j) {part}[j]\n  {push}\n#undef KILN_V\n"
+
+    def _accumulators(self, reduction: Instruction) -> str:
+        v = f"v{reduction.result}"
+        if reduction.text == "arith.addf":
+            return f"vf {v}_level[KILN_LEVELS], {v}_rest = {{0}};\n"
+        return f"vf {v}_top[4];\nfor (int j = 0; j < 4; ++j) {v}_top[j] = vf_all(-__builtin_inff());\n"
+
+    def _root(self, reduction: Instruction, parted: bool) -> str:
+        v = f"v{reduction.result}"
+        if reduction.text != "arith.addf":
+            return f"{v} = lanes_max(vf_maxnum(vf_maxnum({v}_top[0], {v}_top[1]), vf_maxnum({v}_top[2], {v}_top[3])));\n"
+        if parted:
+            return f"{v} = tree_root({v}_level + 4, ((uint64_t)n + 255) / 256, {v}_rest, 0);\n"
+        return f"{v} = tree_root({v}_level, (uint64_t)n / 16, {v}_rest, n % 16 != 0);\n"
+
+    def _blocks(self) -> str:
+        """The row in blocks of sixteen groups: reduce them, compute one vector with a lane a group, use its lanes."""
+        count = self.schedule.steps(self.stage)
+        inside = self.schedule.needed(self.schedule.sinks(self.stage), self.stage, whole=True, buffers=False)
+        if self.reductions:
+            raise LegalityError("a row reduction beside a group reduction has no CPU form", self.reductions[0].name)
+        bodies, text = [], ""
+        groups = [v for v in inside if self.schedule.space(v) is Space.GROUP]
+        reduced = {self.schedule.step[v]: v for v in groups if self.schedule.defined[v].name == "linalg.reduce"}
+        for step in range(count):
+            if len([v for v in groups if self._reduces(v) and self.schedule.step[v] == step + 1]) != 1:
+                raise LegalityError("two group reductions of one step have no CPU form", "linalg.reduce")
+            argument = self.schedule.defined[reduced[step + 1]].args[0]
+            bodies.append(self._body(f"s{self.stage}_{step}", step, [], [argument], self.schedule.block_cuts(self.stage, step), False))
+        if self.element_stores:
+            bodies.append(self._body(f"s{self.stage}_{count}", count, self.element_stores, [], [], False))
+        size = self.schedule.group
+        kept = {c.value for b in bodies for c in b.kept.values()}
+        text += "".join(f"float v{v}_kept[16 * {size}];\n" for v in sorted(kept))
+        for step, body in enumerate(bodies):
+            if step == count:
+                text += USE.format(size=size, call=body.call("i", "16", block=f"j * {size} + t"))
+                continue
+            text += self._reduce_groups(reduced[step + 1], body)
+            computed = [v for v in groups if self.schedule.step[v] == step + 1 and not self._reduces(v)]
+            text += "".join(self._group_value(v) for v in computed)
+            later = {v for b in bodies[step + 1 :] for v in b.numbers}
+            text += "".join(self._lanes(v) for v in (reduced[step + 1], *computed) if v in later)
+            text += "".join(self._group_store(s) for s in self.group_stores if self.schedule.step[s.args[0]] == step + 1)
+        return BLOCKS.format(size=size, inner=indented(text, 1))
+
+    def _reduces(self, value: int) -> bool:
+        return self.schedule.defined[value].name == "linalg.reduce"
+
+    def _reduce_groups(self, value: int, body: Body) -> str:
+        if self.schedule.defined[value].text != "arith.maxnumf":
+            raise LegalityError("sums of groups have no CPU form", "linalg.reduce")
+        size = self.schedule.group
+        call = body.call("i", "16", block=f"j * {size} + t")
+        return REDUCE.format(v=f"v{value}", size=size, call=call)
+
+    def _group_value(self, value: int) -> str:
+        i = self.schedule.defined[value]
+        text = expression(i, Space.GROUP, lambda a: operand_text(self.schedule, i, Space.GROUP, a))
+        return f"const {c_type(i.dtype, Space.GROUP)} v{value} = {text};\n"
+
+    def _lanes(self, value: int) -> str:
+        i = self.schedule.defined[value]
+        kind, store = ("float", "f32_store") if i.dtype.is_float else ("int32_t", "i32_store")
+        return f"{kind} v{value}_lane[16];\n{store}(v{value}_lane, v{value}, 16);\n"
+
+    def _group_store(self, store: Instruction) -> str:
+        memory = self.abi.memory(store.text)
+        value = f"v{store.args[0]}"
+        if memory.layout == "nvfp4_128x4":
+            return f"nvfp4_store({memory.name}, m, g, n / 16, {value}, live);\n"
+        plain = f"{memory.dtype}_store({memory.name} + g, {value}, live);\n"
+        if not memory.column_stride:
+            return plain
+        apart = f"for (int64_t j = 0; j < live; ++j) {memory.name}[(g + j) * {memory.column_stride}] = {value}[j];\n"
+        return f"if ({memory.column_stride} == 1) {plain}else {apart}"

@@ -1,0 +1,104 @@
+"""The CUDA backend: which kernels a catalog's declarations ask for. Plans without importing Triton or MLIR."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import kiln.backends.cuda as here
+from kiln.backends.cuda import variants
+from kiln.backends.cuda.primitive import CudaPrimitive, PrimitivePlan
+from kiln.backends.cuda.schedule import schedules
+from kiln.compiler.backend import Job
+from kiln.compiler.catalog import OWN, Loaded, load
+from kiln.compiler.digest import core_sources, inputs_digest, module_closure, package_version
+from kiln.compiler.plan import plan_json, variant_name
+from kiln.compiler.target import TARGETS
+from kiln.ir.record import reduces_rows
+from kiln.ir.spec import Op
+
+RUNNER = "kiln.backends.cuda.compile:run"
+GENERATOR = ("triton_emitter.py", "contract.py", "schedule.py", "compile.py")
+
+
+@lru_cache(maxsize=1)
+def own_tables() -> tuple[CudaPrimitive | PrimitivePlan, ...]:
+    """Every row of `variants/<family>.py`."""
+    rows: list[CudaPrimitive | PrimitivePlan] = []
+    for info in pkgutil.iter_modules(variants.__path__):
+        module = importlib.import_module(f"{variants.__name__}.{info.name}")
+        rows += [*getattr(module, "PRIMITIVES", ()), *getattr(module, "PLANS", ())]
+    return tuple(rows)
+
+
+def _rows(loaded: Loaded) -> tuple[Any, ...]:
+    return (*(own_tables() if OWN in loaded.names else ()), *loaded.realizations)
+
+
+def primitives(loaded: Loaded) -> tuple[CudaPrimitive, ...]:
+    """Hand-scheduled kernels of the catalogs."""
+    return tuple(r for r in _rows(loaded) if isinstance(r, CudaPrimitive))
+
+
+def plans(loaded: Loaded) -> tuple[PrimitivePlan, ...]:
+    """Ops of several launches."""
+    return tuple(r for r in _rows(loaded) if isinstance(r, PrimitivePlan))
+
+
+class CudaBackend:
+    """See kiln.compiler.backend.Backend."""
+
+    name = "cuda"
+
+    def targets(self) -> tuple[str, ...]:
+        """Every CUDA target of the table."""
+        return tuple(t.name for t in TARGETS.values() if t.kind == "cuda")
+
+    def toolchain(self, target: str) -> dict[str, str]:
+        """Packages that determine the bytes; the assembler's version is in each kernel's entry."""
+        return {"triton": package_version("triton"), "mlir": package_version("xtc-mlir-python-bindings")}
+
+    def plan(self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str) -> list[Job]:
+        """Generated kernels of every specialization, then the tables' rows."""
+        loaded = load(tuple(catalogs))
+        tools = self.toolchain(target)
+        jobs = [job for op in ops.values() if op.body is not None for job in self._generated(op, loaded, target, tools)]
+        for row in primitives(loaded):
+            if row.op in ops and TARGETS[target].capability >= row.min_sm:
+                jobs.append(self._handwritten(row, loaded, target, tools))
+        return jobs
+
+    def recipes(self, ops: Mapping[str, Op], catalogs: Sequence[str]) -> list[dict[str, Any]]:
+        """PLAN entries: composites of recipes, and ops of several launches."""
+        made = [plan_json(op, ship) for op in ops.values() if op.is_recipe for ship in op.ship]
+        return made + [p.json() for p in plans(load(tuple(catalogs))) if p.op in ops]
+
+    def _generated(self, op: Op, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Iterator[Job]:
+        sources = (*core_sources(), *module_closure(loaded.modules[op.name]), *_own_files(GENERATOR))
+        for position, ship in enumerate(op.ship):
+            whole = reduces_rows(op, ship.dtypes, ship.attrs, ship.absent)
+            for schedule in schedules(op, ship, whole, position == 0):
+                payload = {
+                    "catalogs": list(loaded.names), "types": {k: d.name for k, d in ship.dtypes.items()}, "attrs": dict(ship.attrs),
+                    "absent": list(ship.absent), "schedule": vars(schedule),
+                }  # fmt: skip
+                variant = f"{variant_name(ship)}_{schedule.name}"
+                digest = inputs_digest(sources, {**payload, "op": op.name, "target": target}, tools)
+                yield Job(target, op.name, variant, digest, RUNNER, payload)
+
+    def _handwritten(self, row: CudaPrimitive, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Job:
+        payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}
+        contents = {**payload, "target": target, "row": repr(row)}
+        module = row.kernel.partition(":")[0]
+        sources = (*module_closure(module), *_own_files(("compile.py", "primitive.py")))
+        return Job(target, row.op, row.variant, inputs_digest(sources, contents, tools), RUNNER, payload)
+
+
+def _own_files(names: Sequence[str]) -> tuple[Path, ...]:
+    folder = Path(next(iter(here.__path__)))
+    return tuple(folder / n for n in names)

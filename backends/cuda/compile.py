@@ -1,0 +1,210 @@
+"""The CUDA worker: one job in, one cubin and its manifest entry out. No GPU and no driver is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import io
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kiln.backends.cuda import contract
+from kiln.backends.cuda.schedule import Schedule
+from kiln.backends.cuda.triton_emitter import TritonKernel, emit
+from kiln.compiler.backend import Built, Job
+from kiln.compiler.catalog import load, signature_json
+from kiln.compiler.errors import BuildError
+from kiln.compiler.lower import Request, lower
+from kiln.compiler.target import TARGETS, Target
+from kiln.ir.dtypes import DTYPES
+from kiln.ir.spec import Op, Ship
+from kiln.runtime.cubin import read_cubin
+
+KNOBS = ("TRITON_", "PTXAS_OPTIONS", "DISABLE_PTXAS_OPT", "NVPTX_ENABLE_DUMP", "USE_IR_LOC", "LLVM_EXTRACT_DI_LOCAL_VARIABLES")
+"""Environment names that can change or replace Triton's output (knobs.py, compiler.py)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel ready for Triton."""
+
+    module: str
+    function: str
+    text: str
+    """Generated source; empty for a kernel imported from its module."""
+    params: tuple[dict[str, Any], ...]
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any]
+    entry: Mapping[str, Any] = field(default_factory=dict)
+    """The manifest fields that do not depend on the compiled bytes."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the assembler produced and said."""
+
+    cubin: bytes
+    asm: Mapping[str, Any]
+    name: str
+    shared: int
+    warps: int
+    ctas: int
+    spill_stores: int
+    spill_loads: int
+    ptxas: str
+
+
+@lru_cache(maxsize=1)
+def private_environment() -> Path:
+    """Once per process: no inherited knob, an empty cache of its own, line info off (paths would enter the bytes)."""
+    for name in list(os.environ):
+        if name.startswith(KNOBS):
+            del os.environ[name]
+    folder = Path(tempfile.mkdtemp(prefix="kiln-triton-"))
+    os.environ |= {"TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_DISABLE_LINE_INFO": "1", "TRITON_ALWAYS_COMPILE": "1"}
+    import triton
+
+    triton.knobs.nvidia.dump_ptxas_log = True
+    return folder
+
+
+def load_source(text: str, name: str) -> ModuleType:
+    """Generated source as a module, from a file: Triton reads a function's source through its file."""
+    folder = private_environment()
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BuildError(f"generated source of {name} cannot be loaded from {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def assemble(source: Source, target: Target) -> Compiled:
+    """Triton source to cubin; the assembler's log gives spills."""
+    private_environment()
+    from triton import compile as triton_compile
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import get_ptxas
+    from triton.compiler import ASTSource
+
+    module = load_source(source.text, source.function) if source.text else importlib.import_module(source.module)
+    function = getattr(module, source.function)
+    signature = {p["name"]: contract.triton_type(p) for p in source.params} | dict.fromkeys(source.constants, "constexpr")
+    hints = {(i,): [["tt.divisibility", 16]] for i, p in enumerate(source.params) if p.get("align") == 16 or p.get("divisible_by") == 16}
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        made = triton_compile(
+            ASTSource(function, signature, dict(source.constants), hints),
+            target=GPUTarget("cuda", target.capability, 32),
+            options=dict(source.options),
+        )
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log.getvalue())
+    if spills is None:
+        raise BuildError(f"the assembler's log of {source.function} for {target.name} does not state its spills")
+    meta = made.metadata
+    scratch = meta.global_scratch_size + meta.profile_scratch_size
+    if scratch:
+        raise BuildError(f"{source.function} for {target.name} needs {scratch} bytes of hidden scratch, which no launch provides")
+    return Compiled(
+        made.asm["cubin"], made.asm, meta.name, meta.shared, meta.num_warps, meta.num_ctas,
+        int(spills.group(1)), int(spills.group(2)), get_ptxas(target.capability).version,
+    )  # fmt: skip
+
+
+def ptxas_version(text: str) -> str:
+    """`12.9.86` from the assembler's own words."""
+    found = re.search(r"V?(\d+\.\d+\.\d+)", text)
+    return found.group(1) if found else text
+
+
+def _ship(payload: Mapping[str, Any]) -> Ship:
+    types = {k: DTYPES[v] for k, v in payload["types"].items()}
+    return Ship(types, dict(payload["attrs"]), absent=tuple(payload["absent"]))
+
+
+def generated(op: Op, ops: Mapping[str, Op], payload: Mapping[str, Any], target: Target) -> tuple[TritonKernel, Source]:
+    """The source of a generated kernel, and the launch contract that goes with it."""
+    schedule, ship = Schedule(**payload["schedule"]), _ship(payload)
+    fast = schedule.mode == "fast"
+    lowered = lower(Request(op, ship.dtypes, ship.attrs, ship.absent, target.features, fast), ops)
+    kernel = emit(lowered.program, op, dict(ship.attrs), f"kiln_{op.name}", fast)
+    params = tuple(
+        contract.parameter_json(op, p, ship.dtypes, schedule.hinted and contract.is_hinted(op, p, ship.attrs))
+        for p in kernel.parameters
+        if schedule.width is None or p.kind != "N"
+    )
+    constants = {"P": schedule.block, "R": schedule.rows, "LEVELS": schedule.block.bit_length() - 1}
+    if schedule.width is not None:
+        constants["N"] = schedule.width
+    entry = {
+        "tier": "fused" if op.is_recipe else "generated",
+        "mode": schedule.mode,
+        "grid": contract.grid_json(op, kernel, schedule),
+        "when": contract.when_json(op, ship, kernel, schedule),
+        "priority": contract.priority(schedule),
+        "scratch": [],
+    }
+    options = {"num_warps": schedule.warps, "num_stages": 1, "enable_fp_fusion": fast}
+    return kernel, Source("", kernel.name, kernel.source, params, constants, options, entry)
+
+
+def handwritten(payload: Mapping[str, Any], catalogs: tuple[str, ...]) -> Source:
+    """The source of a hand-scheduled kernel, from its table row."""
+    from kiln.backends.cuda.backend import primitives
+
+    row = next(p for p in primitives(load(catalogs)) if (p.op, p.variant) == (payload["op"], payload["variant"]))
+    module, _, function = row.kernel.partition(":")
+    entry = {
+        "tier": "primitive", "mode": row.mode, "grid": list(row.grid), "when": row.when, "priority": row.priority,
+        "scratch": [s.json() for s in row.scratch],
+    }  # fmt: skip
+    return Source(module, function, "", tuple(row.json_params()), dict(row.constants), row.compile_options(), entry)
+
+
+def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) -> dict[str, Any]:
+    """The complete KERNEL entry; the parameter tail is counted in the cubin."""
+    kernel = read_cubin(made.cubin).kernels[made.name]
+    hidden = len(kernel.params) - len(source.params)
+    if hidden != 2:
+        raise BuildError(f"{op.name}.{job.variant} for {job.target}: the cubin has {hidden} parameters beyond the declared ones, Triton 3.9 adds 2")
+    nulls = [{"name": n, "kind": "null", "dtype": "ptr"} for n in ("global_scratch", "profile_scratch")]
+    resources = {
+        "registers": kernel.registers, "spill_stores": made.spill_stores, "spill_loads": made.spill_loads, "stack": kernel.stack,
+        "static_shared": kernel.static_shared, "code_bytes": kernel.code_bytes,
+    }  # fmt: skip
+    contract_json = signature_json(op)["contract"]
+    if source.entry["mode"] == "fast":
+        contract_json = {"kind": "envelope", "rel_l2": 2.0**-8, "max_eps": 2.0}
+    return {
+        "op": op.name, "variant": job.variant, "entry": made.name, "file": file, "bytes": len(made.cubin),
+        "sha256": hashlib.sha256(made.cubin).hexdigest(), "inputs_digest": job.inputs_digest,
+        "toolchain": {"ptxas": ptxas_version(made.ptxas)}, "params": [*source.params, *nulls], "block": [32 * made.warps, 1, 1],
+        "cluster": [made.ctas, 1, 1], "shared_bytes": made.shared, "launch": {}, "isa": None, "resources": resources,
+        "budget": {"registers": 255, "spill_stores": 0, "spill_loads": 0, "stack": 0},
+        "numerics": {"contract": contract_json, "selftest": {"seed": 0, "shape": {op.rows: 3, op.width: 256}}},
+        "specialization": {**job.payload.get("types", {}), **job.payload.get("attrs", {}), **source.constants},
+        **source.entry,
+    }  # fmt: skip
+
+
+def run(job: Job) -> Built:
+    """Compile one job; raises BuildError with the reason."""
+    target = TARGETS[job.target]
+    catalogs = tuple(job.payload["catalogs"])
+    loaded = load(catalogs)
+    op = loaded.ops[job.op]
+    source = generated(op, loaded.ops, job.payload, target)[1] if "schedule" in job.payload else handwritten(job.payload, catalogs)
+    made = assemble(source, target)
+    file = f"{job.op}.{job.variant}.cubin"
+    return Built((manifest_entry(job, op, source, made, file),), {file: made.cubin})

@@ -1,0 +1,106 @@
+"""The launch contract of a generated kernel, as manifest entries: parameters, grid, predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kiln.backends.cuda.schedule import Schedule
+from kiln.backends.cuda.triton_emitter import Parameter, TritonKernel
+from kiln.compiler.plan import type_predicates
+from kiln.ir import signature
+from kiln.ir.dtypes import DType
+from kiln.ir.spec import Op, Ship, Tensor
+
+
+def operand_of(op: Op, p: Parameter) -> Tensor:
+    """The tensor behind a pointer, stride or table-size parameter."""
+    name = p.operand.removesuffix(":out")
+    return next(t for t in op.tensors if t.name == name)
+
+
+def is_hinted(op: Op, p: Parameter, attrs: Mapping[str, Any]) -> bool:
+    """Whether an aligned schedule promises Triton a multiple of 16 for this parameter: whole rows and packed halves, not scales."""
+    if p.kind == "N":
+        return True
+    if p.kind not in ("ptr", "stride"):
+        return False
+    fraction = signature.row_kind(op, operand_of(op, p), attrs).shape.fraction
+    return fraction is not None and fraction >= signature.HALF
+
+
+def _number(name: str, dtype: str, value: Any, hinted: bool) -> dict[str, Any]:
+    return {"name": name, "kind": "scalar", "dtype": dtype, "value": value, "divisible_by": 16 if hinted else 1}
+
+
+def parameter_json(op: Op, p: Parameter, types: Mapping[str, DType], hinted: bool) -> dict[str, Any]:
+    """The PARAM entry."""
+    operand = p.operand.removesuffix(":out")
+    match p.kind:
+        case "ptr":
+            dtype = signature.resolve(op, operand_of(op, p), types)
+            return {
+                "name": p.name, "kind": "ptr", "dtype": dtype.name, "operand": operand,
+                "access": "write" if p.operand.endswith(":out") else "read", "align": 16 if hinted else dtype.bytes,
+            }  # fmt: skip
+        case "stride":
+            return _number(p.name, "i64", ["stride", operand], hinted)
+        case "colstride":
+            return _number(p.name, "i64", ["colstride", operand], False)
+        case "rows":
+            return _number(p.name, "i32", operand_of(op, p).dims[0], False)
+        case "scalar":
+            return _number(p.name, "f32", ["arg", p.operand], False)
+    return _number(p.name, "i32", ["dim", op.rows if p.kind == "M" else op.width], hinted)
+
+
+TRITON_SCALAR = {"f32": "fp32", "i32": "i32", "i64": "i64"}
+
+
+def triton_type(entry: Mapping[str, Any]) -> str:
+    """The parameter's type in a Triton signature."""
+    if entry["kind"] == "ptr":
+        from kiln.ir.dtypes import DTYPES
+
+        return f"*{DTYPES[entry['dtype']].triton}"
+    return TRITON_SCALAR[entry["dtype"]]
+
+
+def grid_json(op: Op, kernel: TritonKernel, schedule: Schedule) -> list[Any]:
+    """Programs along x: row groups, times column blocks where rows are cut."""
+    rows: Any = ["dim", op.rows]
+    if kernel.padded_rows:
+        rows = ["roundup", rows, 128]
+    if schedule.rows > 1:
+        rows = ["cdiv", rows, schedule.rows]
+    if not kernel.whole_rows:
+        rows = ["mul", rows, ["cdiv", ["dim", op.width], schedule.block]]
+    return [rows, 1, 1]
+
+
+def when_json(op: Op, ship: Ship, kernel: TritonKernel, schedule: Schedule) -> list[Any]:
+    """Types, attributes, absent operands, the row width that fits, and what the hints promise."""
+    tests: list[Any] = ["and", *type_predicates(op, ship)]
+    if schedule.width is not None:
+        tests.append(["eq", ["dim", op.width], schedule.width])
+    elif kernel.whole_rows:
+        tests.append(["le", ["dim", op.width], schedule.block])
+    if not schedule.hinted:
+        return tests
+    tests.append(["divisible", ["dim", op.width], 16])
+    for p in kernel.parameters:
+        operand = p.operand.removesuffix(":out")
+        if p.kind == "ptr" and is_hinted(op, p, ship.attrs):
+            test: list[Any] = ["aligned", operand, 16]
+        elif p.kind == "stride" and is_hinted(op, p, ship.attrs):
+            test = ["divisible", ["stride", operand], 16]
+        else:
+            continue
+        if test not in tests:
+            tests.append(test)
+    return tests
+
+
+def priority(schedule: Schedule) -> int:
+    """A kernel made for this width first, then aligned before unaligned."""
+    return 100 + 100 * schedule.hinted + 100 * (schedule.width is not None)

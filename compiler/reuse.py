@@ -1,0 +1,92 @@
+"""What an existing tree already holds: results are found by the digest of their inputs, and proved before
+use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kiln.compiler.backend import Built, Job
+from kiln.runtime.errors import KilnError
+from kiln.runtime.files import Folder
+from kiln.runtime.manifest import Kernel, Manifest, dump, parse_index, parse_manifest
+from kiln.runtime.proof import prove_kernel, read_artifact
+from kiln.runtime.verify import INDEX, MANIFEST, MAX_INDEX_BYTES
+
+
+class Existing:
+    """A target of a tree on disk, as far as it is sound; one that is missing or unsound holds nothing."""
+
+    def __init__(self, folder: Path, manifest: Manifest | None) -> None:
+        self.folder = folder
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, out: Path, target: str) -> Existing:
+        """The target as the tree's index has it."""
+        try:
+            with Folder.open_root(out) as root:
+                entry = parse_index(root.read(INDEX, MAX_INDEX_BYTES)).targets.get(target)
+                if entry is None:
+                    return cls(out / target, None)
+                with root.folder(target) as folder:
+                    data = folder.read_exact(MANIFEST, entry.bytes, entry.sha256)
+            return cls(out / target, parse_manifest(data, target))
+        except KilnError:
+            return cls(out / target, None)
+
+    def results(self, jobs: Iterable[Job]) -> dict[tuple[str, str], Built]:
+        """By (op, variant): the jobs that need not run, and what they would give.
+
+        Sources belong to an op, not to one of its jobs, so an op that has some is taken whole or not at all.
+        """
+        by_op: dict[str, list[Job]] = {}
+        for job in jobs:
+            by_op.setdefault(job.op, []).append(job)
+        out: dict[tuple[str, str], Built] = {}
+        for op, own in by_op.items():
+            found = {(op, job.variant): self._made_by(job) for job in own}
+            sound = {key: built for key, built in found.items() if built is not None}
+            if len(sound) == len(found) or not self.sources_of(op):
+                out |= sound
+        return out
+
+    def sources_of(self, op: str) -> list[str]:
+        """Names of the sources of an op: they start with its name, up to a dot."""
+        return [n for n in (self.manifest.sources if self.manifest else ()) if n.partition(".")[0] == op]
+
+    def of_op(self, op: str) -> Built | None:
+        """Every artifact of an op; None if one is damaged."""
+        kernels = [k for k in (self.manifest.kernels if self.manifest else ()) if k.op == op]
+        return self._read(kernels, op)
+
+    def _made_by(self, job: Job) -> Built | None:
+        mine = (job.op, job.inputs_digest)
+        kernels = [
+            k for k in (self.manifest.kernels if self.manifest else ()) if (k.op, k.inputs_digest) == mine
+        ]
+        return self._read(kernels, job.op) if kernels else None
+
+    def _read(self, kernels: Sequence[Kernel], op: str) -> Built | None:
+        if self.manifest is None:
+            return None
+        sources = {name: self.manifest.sources[name] for name in self.sources_of(op)}
+        try:
+            with Folder.open_root(self.folder) as folder:
+                files = {k.file: folder.read_exact(k.file, k.bytes, k.sha256) for k in kernels}
+                texts = {n: folder.read_exact(n, s.bytes, s.sha256) for n, s in sources.items()}
+            if any(self._faults(kernel, files) for kernel in kernels):
+                return None
+        except KilnError:
+            return None
+        return Built(tuple(self._entry(k) for k in kernels), files, texts)
+
+    def _entry(self, kernel: Kernel) -> dict[str, Any]:
+        """The kernel's entry with its whole toolchain: the manifest it goes into may have another."""
+        common = self.manifest.toolchain if self.manifest else {}
+        return {**dump(kernel), "toolchain": {**common, **kernel.toolchain}}
+
+    def _faults(self, kernel: Kernel, files: Mapping[str, bytes]) -> list[str]:
+        target = self.folder.name
+        return prove_kernel(kernel, target, read_artifact(target, files[kernel.file]))

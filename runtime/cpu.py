@@ -1,0 +1,263 @@
+"""Running kernels on this CPU: shared objects from verified memory, rows split over threads where it pays."""
+
+import ctypes
+import fcntl
+import itertools
+import os
+import struct
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kiln.runtime.arrays import CPU, aligned_bytes, allocate_like, is_torch
+from kiln.runtime.dtypes import DTYPES, numpy_dtype
+from kiln.runtime.entities import Kernel
+from kiln.runtime.errors import ContractError, IntegrityError, KilnError, UnavailableError
+from kiln.runtime.recipe import Recipe
+from kiln.runtime.targets import cpu_count, cpu_features, cpu_target, missing_features
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+MIN_WORK = 1 << 17
+"""Bytes of operands per thread below which starting it costs more than it saves."""
+
+_EXECUTABLE = 0x10
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_serial = itertools.count(1)
+_FORMATS = {"ptr": "Q", "i32": "q", "i64": "q", "f32": "d", "f64": "d"}
+
+
+class CpuDevice:
+    """The CPU of this process."""
+
+    ordinal = CPU
+
+    def __init__(self, threads: int | None = None, features: Iterable[str] | None = None) -> None:
+        """Args:
+        threads: most threads a call may use; every processor this process may run on by default.
+        features: CPU features to go by; those of this CPU by default.
+        """
+        if threads is not None and threads < 1:
+            raise ContractError(f"found threads={threads}, expected 1 or more.")
+        self.target = cpu_target()
+        self.threads = threads or cpu_count()
+        self.features = cpu_features() if features is None else frozenset(features)
+        self._objects: dict[str, ctypes.CDLL] = {}
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"this CPU ({self.target})"
+
+    def targets(self, available: Iterable[str]) -> list[str]:
+        """This machine's CPU target, if it is there."""
+        return [t for t in available if t == self.target]
+
+    def refusal(self, kernel: Kernel) -> str | None:
+        """Features that the kernel needs and this CPU lacks."""
+        missing = missing_features(self.target, kernel.isa.features if kernel.isa else (), self.features)
+        return f"this CPU lacks {', '.join(missing)}" if missing else None
+
+    def check_toolchain(self, versions: Iterable[str]) -> None:
+        """Nothing to check: a CPU has no driver."""
+
+    def load(self, kernel: Kernel, data: bytes) -> Any:
+        """The entry of a kernel; kernels of one file share the loaded object."""
+        with self._lock:
+            found = self._objects.get(kernel.sha256)
+            if found is None:
+                found = self._objects[kernel.sha256] = load_object(data, kernel.file)
+        try:
+            entry = found[kernel.entry]
+        except AttributeError:
+            raise IntegrityError(f"{kernel.file} has no entry {kernel.entry}; rebuild the tree.") from None
+        entry.restype = ctypes.c_int64
+        entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        return entry
+
+    def launcher(self, kernel: Kernel, function: Any, recipe: Recipe) -> "CpuLauncher":
+        """A launcher of a loaded entry."""
+        return CpuLauncher(self, kernel, function, recipe)
+
+    def stream(self, stream: Any, example: Any) -> int:
+        """No stream: calls return when the work is done."""
+        if stream is not None:
+            raise ContractError("found stream= on the CPU, expected none; leave it out.")
+        return 0
+
+    def allocate(self, example: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+        """A torch tensor where the operands are torch's, else a NumPy array that starts on a cache line."""
+        if is_torch(example):
+            return allocate_like(example, shape, dtype)
+        count = DTYPES[dtype]
+        for n in shape:
+            count *= n
+        return aligned_bytes(count).view(numpy_dtype(dtype)).reshape(shape)
+
+    def reserve(self, sizes: list[int], stream: int) -> "CpuTemporaries":
+        """Temporary memory, freed when it is released."""
+        return CpuTemporaries(sizes)
+
+    def pool(self) -> "ThreadPoolExecutor":
+        """The worker threads, started at first need; a forked child starts its own."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with self._lock:
+            if self._pool is None or self._pool[0] != os.getpid():
+                self._pool = (os.getpid(), ThreadPoolExecutor(self.threads, thread_name_prefix="kiln"))
+            return self._pool[1]
+
+    def close(self) -> None:
+        """Stop the threads. Loaded objects stay mapped: another library may be running them."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None and pool[0] == os.getpid():
+            pool[1].shutdown(wait=True)
+
+
+class CpuTemporaries:
+    """CPU memory of one call."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self._arrays = [aligned_bytes(max(n, 1)) for n in sizes]
+        self.pointers: list[int] = [a.__array_interface__["data"][0] for a in self._arrays]
+
+    def release(self) -> None:
+        """Give it back."""
+        self._arrays.clear()
+
+
+class CpuLauncher:
+    """An entry with its parameters laid out: pointers, then integers, then floats, eight bytes each."""
+
+    def __init__(self, device: CpuDevice, kernel: Kernel, function: Any, recipe: Recipe) -> None:
+        self._device = device
+        self._kernel = kernel
+        self._function = function
+        self._recipe = recipe
+        formats = [_FORMATS[d] for d in recipe.dtypes]
+        self._order = sorted(range(len(formats)), key=lambda i: "Qqd".index(formats[i]))
+        self._packed = struct.Struct("=" + "".join(formats[i] for i in self._order))
+        self._ints = 8 * formats.count("Q")
+        self._floats = self._ints + 8 * formats.count("q")
+        self._buffer = ctypes.c_char * max(self._packed.size, 8)
+        total = recipe.grid[0]
+        self._chunks = max(1, min(device.threads, total, recipe.work // MIN_WORK))
+        self._sizes = [s for _, s in recipe.scratch]
+
+    def run(self, pointers: list[int], args: tuple[int | float, ...], stream: int) -> None:
+        """Run the entry over its rows and wait for it.
+
+        Raises:
+            ContractError: a row holds an index out of range; other rows may have been written.
+        """
+        if not self._sizes:
+            self._run(self._recipe.fill(pointers, args, []))
+            return
+        temporaries = self._device.reserve(self._sizes, stream)
+        try:
+            self._run(self._recipe.fill(pointers, args, temporaries.pointers))
+        finally:
+            temporaries.release()
+
+    def _run(self, values: list[Any]) -> None:
+        buffer = self._buffer()
+        self._packed.pack_into(buffer, 0, *[values[i] for i in self._order])
+        base = ctypes.addressof(buffer)
+        where = (base, base + self._ints, base + self._floats)
+        total = self._recipe.grid[0]
+        code = self._call(where, 0, total) if self._chunks == 1 else self._split(where, total)
+        if code:
+            self._refuse(code)
+
+    def _split(self, where: tuple[int, int, int], total: int) -> int:
+        bounds = [total * i // self._chunks for i in range(self._chunks + 1)]
+        pool = self._device.pool()
+        futures: list[Future[int]] = [
+            pool.submit(self._call, where, a, b) for a, b in itertools.pairwise(bounds[1:])
+        ]
+        codes = [self._call(where, 0, bounds[1])] + [f.result() for f in futures]
+        # The first faulty row, whatever the number of threads.
+        return min((c for c in codes if c), default=0)
+
+    def _call(self, where: tuple[int, int, int], begin: int, end: int) -> int:
+        code: int = self._function(*where, begin, end)
+        return code
+
+    def _refuse(self, code: int) -> None:
+        k = self._kernel
+        if code < 0:
+            raise KilnError(
+                f"{k.op}.{k.variant}: its entry returned {code}; expected 0 or a row. Rebuild the tree."
+            )
+        raise ContractError(
+            f"{k.op}: row {code - 1} holds an index that is out of range; pass indices inside the "
+            "array they select from."
+        )
+
+
+def load_object(data: bytes, name: str) -> ctypes.CDLL:
+    """A shared object from memory; nothing on disk can change between the check and the load.
+
+    Raises:
+        UnavailableError: this system can neither make a memory file nor load from a temporary folder.
+        IntegrityError: the dynamic linker refuses the bytes.
+    """
+    try:
+        fd = _memory_file(name)
+    except (AttributeError, OSError):
+        return _load_from_folder(data, name)
+    try:
+        with open(fd, "wb", closefd=False) as f:
+            f.write(data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return _dlopen(_unique_path(fd), name)
+    finally:
+        os.close(fd)
+
+
+def _memory_file(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name[:200], flags | _EXECUTABLE)
+    except OSError:
+        # Kernels before 6.3 do not know the flag; later ones may be configured to need it.
+        return os.memfd_create(name[:200], flags)
+
+
+def _unique_path(fd: int) -> str:
+    # The dynamic linker takes an object loaded before under the same path text for this one, and descriptors
+    # are reused: spell each load's serial number in components that mean nothing.
+    spelled = "".join("./" if bit == "1" else "/" for bit in f"{next(_serial):b}")
+    return f"/proc/self/fd/{spelled}{fd}"
+
+
+def _load_from_folder(data: bytes, name: str) -> ctypes.CDLL:
+    import shutil
+    import tempfile
+
+    try:
+        folder = tempfile.mkdtemp(prefix="kiln-")
+    except OSError as e:
+        raise UnavailableError(
+            f"{name}: this system has no memory files and no writable temporary folder "
+            f"({e.strerror}); provide one of them."
+        ) from None
+    try:
+        path = os.path.join(folder, f"{next(_serial)}-{name}")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as f:
+            f.write(data)
+        return _dlopen(path, name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _dlopen(path: str, name: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as e:
+        raise IntegrityError(f"{name}: the dynamic linker refused it ({e}); rebuild the tree.") from None

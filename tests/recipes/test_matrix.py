@@ -1,0 +1,19 @@
+"""The rows of the kernel-family matrix."""
+
+from __future__ import annotations
+
+import re
+
+from kiln.recipes import catalog
+from kiln.recipes.matrix import FAMILIES
+
+
+def test_sixty_rows_with_titles_of_their_own() -> None:
+    assert len(FAMILIES) == 60
+    assert len(set(FAMILIES.values())) == 60
+    assert all(re.fullmatch(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)+", name) for name in FAMILIES)
+    assert all(title and not title.endswith(".") for title in FAMILIES.values())
+
+
+def test_every_op_belongs_to_a_row() -> None:
+    assert {op.name: op.family for op in catalog().ops if op.family not in FAMILIES} == {}

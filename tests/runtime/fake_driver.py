@@ -1,0 +1,144 @@
+"""A stand-in for `cuda.bindings.driver` that records every call and can be told to fail."""
+
+import ctypes
+import itertools
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+
+class CUresult(IntEnum):
+    """The results the tests use."""
+
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NOT_INITIALIZED = 3
+    CUDA_ERROR_DEINITIALIZED = 4
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_IMAGE = 200
+    CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_NO_BINARY_FOR_GPU = 209
+    CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
+
+
+class FakeDriver:
+    """One or more devices of one compute capability."""
+
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=97,
+    )
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_COOPERATIVE=2,
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4,
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6,
+    )
+
+    def __init__(self, cc: tuple[int, int] = (9, 0), version: int = 13000, devices: int = 1) -> None:
+        self.cc, self.version, self.devices = cc, version, devices
+        self.log: list[tuple[str, tuple[Any, ...]]] = []
+        self.fail: dict[str, CUresult] = {}
+        self.stack = [0]
+        self.launches: list[dict[str, Any]] = []
+        self.allocated: dict[int, int] = {}
+        self._addresses = itertools.count(0x7F0000000000, 1 << 20)
+
+    @staticmethod
+    def CUlaunchConfig() -> Any:
+        """A launch configuration."""
+        return SimpleNamespace()
+
+    @staticmethod
+    def CUlaunchAttribute() -> Any:
+        """A launch attribute."""
+        return SimpleNamespace(value=SimpleNamespace(clusterDim=SimpleNamespace()))
+
+    def names(self) -> list[str]:
+        """The driver functions that were called, in order."""
+        return [name for name, _ in self.log]
+
+    def _result(self, name: str, args: tuple[Any, ...], *values: Any) -> tuple[Any, ...]:
+        self.log.append((name, args))
+        status = self.fail.get(name, CUresult.CUDA_SUCCESS)
+        return (status, *values) if status == 0 else (status, *(0 for _ in values))
+
+    def cuInit(self, flags: int) -> Any:
+        return self._result("cuInit", (flags,))
+
+    def cuDriverGetVersion(self) -> Any:
+        return self._result("cuDriverGetVersion", (), self.version)
+
+    def cuDeviceGetCount(self) -> Any:
+        return self._result("cuDeviceGetCount", (), self.devices)
+
+    def cuDeviceGet(self, ordinal: int) -> Any:
+        return self._result("cuDeviceGet", (ordinal,), ordinal)
+
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> Any:
+        value = {75: self.cc[0], 76: self.cc[1], 97: 232448}[attribute]
+        return self._result("cuDeviceGetAttribute", (attribute, device), value)
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> Any:
+        return self._result("cuDevicePrimaryCtxRetain", (device,), 0xC0 + device)
+
+    def cuDevicePrimaryCtxRelease(self, device: int) -> Any:
+        return self._result("cuDevicePrimaryCtxRelease", (device,))
+
+    def cuCtxGetCurrent(self) -> Any:
+        return self._result("cuCtxGetCurrent", (), self.stack[-1])
+
+    def cuCtxPushCurrent(self, context: int) -> Any:
+        self.stack.append(context)
+        return self._result("cuCtxPushCurrent", (context,))
+
+    def cuCtxPopCurrent(self) -> Any:
+        return self._result("cuCtxPopCurrent", (), self.stack.pop())
+
+    def cuModuleLoadData(self, data: bytes) -> Any:
+        return self._result("cuModuleLoadData", (data,), ("module", data))
+
+    def cuModuleUnload(self, module: Any) -> Any:
+        return self._result("cuModuleUnload", (module,))
+
+    def cuModuleGetFunction(self, module: Any, name: bytes) -> Any:
+        return self._result("cuModuleGetFunction", (module, name), ("function", name))
+
+    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> Any:
+        return self._result("cuFuncSetAttribute", (function, attribute, value))
+
+    def cuFuncLoad(self, function: Any) -> Any:
+        return self._result("cuFuncLoad", (function,))
+
+    def cuMemAllocAsync(self, size: int, stream: int) -> Any:
+        address = next(self._addresses)
+        result = self._result("cuMemAllocAsync", (size, stream), address)
+        if result[0] == 0:
+            self.allocated[address] = size
+        return result
+
+    def cuMemFreeAsync(self, address: int, stream: int) -> Any:
+        self.allocated.pop(address)
+        return self._result("cuMemFreeAsync", (address, stream))
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, params: int, extra: int) -> Any:
+        self.launches.append(
+            {"config": SimpleNamespace(**vars(config)), "function": function, "params": params}
+        )
+        return self._result("cuLaunchKernelEx", (function,))
+
+
+def read_params(address: int, formats: str) -> list[Any]:
+    """What a kernel would see: Q pointer, i 32-bit and q 64-bit integer, f and d floats."""
+    kinds: dict[str, Any] = {
+        "Q": ctypes.c_uint64,
+        "i": ctypes.c_int32,
+        "q": ctypes.c_int64,
+        "f": ctypes.c_float,
+        "d": ctypes.c_double,
+    }
+    table = (ctypes.c_uint64 * len(formats)).from_address(address)
+    return [kinds[f].from_address(p).value for f, p in zip(formats, table, strict=True)]

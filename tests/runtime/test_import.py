@@ -1,0 +1,72 @@
+"""What importing the runtime costs and needs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(code: str, *options: str) -> str:
+    """Run code in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code],
+        env={"PYTHONPATH": str(ROOT / ".typing")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")
+        if top[0] in ("cuda", "mlir", "triton", "torch", "ziglang", "jinja2", "networkx", "rich",
+        "ml_dtypes"):
+            raise ImportError(name)
+        if top[0] == "kiln" and len(top) > 1 and top[1] not in ("runtime", "aot_artifacts"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Block())
+import kiln.runtime
+import pkgutil, importlib
+for m in pkgutil.iter_modules(kiln.runtime.__path__):
+    importlib.import_module("kiln.runtime." + m.name)
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-O",), ("-OO",), ("-I", "-X", "dev")])
+def test_leaf(options: tuple[str, ...]) -> None:
+    code = (
+        BLOCKED
+        if "-I" not in options
+        else f"import sys; sys.path.insert(0, {str(ROOT / '.typing')!r})\n" + BLOCKED
+    )
+    assert python(code, *options) == "fine\n"
+
+
+def test_import_is_quick() -> None:
+    code = "import time, numpy; t = time.perf_counter(); import kiln.runtime; print(time.perf_counter() - t)"
+    # The budget is 40 ms on an idle machine; a busy one gets several tries.
+    assert min(float(python(code)) for _ in range(5)) < 0.08
+
+
+def test_one_environment_variable() -> None:
+    sources = [p.read_text(encoding="utf-8") for p in (ROOT / "runtime").glob("*.py")]
+    named = [
+        name
+        for s in sources
+        for name in re.findall(r"environ\.get\(\"(.*?)\"|environment\.get\(\"(.*?)\"", s)
+    ]
+    assert named == [("", "KILN_DISABLE")]
+    assert not any(
+        word in s for s in sources for word in ("getenv(", "eval(", "exec(", "pickle", "\nassert ")
+    )

@@ -1,0 +1,151 @@
+"""Compile kernels into an artifact tree. What the tree already holds with unchanged inputs is reused;
+targets and ops that aren't selected stay as they are; a target is replaced as a whole, or not at all."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kiln.compiler.errors import FailedJobs
+from kiln.compiler.pipeline import BuildReport, KernelReport, build
+from kiln.tools.backends import all_backends
+from kiln.tools.console import Cell, emit, note, plural, size, table, width
+from kiln.tools.declared import add_catalog_option, catalogs
+from kiln.tools.progress import shown
+from kiln.tools.trees import add_selection_options
+
+LISTED = 40
+"""Kernels that the summary lists one by one; --all lists more."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `kiln build`."""
+    add_selection_options(parser)
+    add_catalog_option(parser)
+    parser.add_argument(
+        "--out", default="aot_artifacts", metavar="DIR", help="the tree (default: aot_artifacts)"
+    )
+    parser.add_argument("--jobs", type=positive, metavar="N", help="worker processes (default: one a CPU)")
+    parser.add_argument("--all", action="store_true", help="list every kernel, reused ones too")
+
+
+def positive(text: str) -> int:
+    """A count of at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 1 up")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, and print what came of it."""
+    try:
+        with shown() as progress:
+            report = build(
+                catalogs(args),
+                args.target,
+                args.out,
+                backends=all_backends(),
+                ops=args.op,
+                jobs=args.jobs,
+                progress=progress,
+            )
+    except FailedJobs as failed:
+        if not args.json:
+            raise
+        note(f"kiln build: {failed}")
+        emit(args, failures(failed), "")
+        return 2
+    emit(args, document(report), lambda: summary(report, args.all))
+    return 0
+
+
+def failures(failed: FailedJobs) -> dict[str, Any]:
+    """What scripts get of a build in which kernels failed."""
+    listed = [{"target": f.target, "kernel": f"{f.op}.{f.variant}", "why": f.why} for f in failed.failures]
+    return {"error": {"class": "FailedJobs", "message": str(failed)}, "failures": listed}
+
+
+def document(report: BuildReport) -> dict[str, Any]:
+    """What scripts get of a build."""
+    return {
+        "out": str(report.out),
+        "root": report.root_digest,
+        "generation": report.generation,
+        "changed": list(report.changed),
+        "kernels": [_kernel(k) for k in report.kernels],
+    }
+
+
+def _kernel(k: KernelReport) -> dict[str, Any]:
+    wanted = ("file", "bytes", "sha256", "resources")
+    return {
+        "target": k.target,
+        "op": k.op,
+        "variant": k.variant,
+        "state": k.state,
+        "seconds": round(k.seconds, 3),
+        **{key: k.entry[key] for key in wanted},
+    }
+
+
+def summary(report: BuildReport, everything: bool) -> str:
+    """Tables for a person: kernels, targets, and where the tree is."""
+    kernels = [k for k in report.kernels if everything or k.state != "reused"]
+    parts = []
+    if kernels and (everything or len(kernels) <= LISTED):
+        parts.append(kernel_table(kernels))
+    if report.kernels:
+        parts.append(target_table(report.kernels))
+    changed = f"changed: {', '.join(report.changed)}" if report.changed else "nothing changed"
+    kept = (
+        f"{plural(len(report.kernels), 'kernel')} in {report.out}, generation {report.generation}, {changed}"
+    )
+    return "\n\n".join([*parts, f"{kept}\nroot {report.root_digest}"])
+
+
+def kernel_table(kernels: Sequence[KernelReport]) -> str:
+    """One line a kernel."""
+    rows = [[k.target, f"{k.op}.{k.variant}", k.state, *_figures(k), k.seconds] for k in kernels]
+    return table(["target", "kernel", "state", "size", "regs", "spills", "seconds"], rows, width())
+
+
+def _figures(k: KernelReport) -> list[Cell]:
+    resources = k.entry["resources"]
+    return [size(k.entry["bytes"]), resources.get("registers"), _spills(k)]
+
+
+def _spills(k: KernelReport) -> int | None:
+    resources = k.entry["resources"]
+    if "spill_stores" not in resources:
+        return None
+    return int(resources["spill_stores"]) + int(resources["spill_loads"])
+
+
+def target_table(kernels: Sequence[KernelReport]) -> str:
+    """One line a target: counts, bytes of its artifacts, the most registers and spills of a kernel, work
+    done."""
+    targets = dict.fromkeys(k.target for k in kernels)
+    rows = [_target_row(t, [k for k in kernels if k.target == t]) for t in targets]
+    headers = ["target", "kernels", "built", "reused", "size", "most regs", "most spills", "seconds"]
+    return table(headers, rows, width())
+
+
+def _target_row(target: str, own: Sequence[KernelReport]) -> list[Cell]:
+    files = {k.entry["file"]: int(k.entry["bytes"]) for k in own}
+    states = [sum(k.state == state for k in own) for state in ("built", "reused")]
+    registers = _most(k.entry["resources"].get("registers") for k in own)
+    seconds = sum(k.seconds for k in own)
+    return [
+        target,
+        len(own),
+        *states,
+        size(sum(files.values())),
+        registers,
+        _most(map(_spills, own)),
+        seconds,
+    ]
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((v for v in values if v is not None), default=None)

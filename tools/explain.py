@@ -1,0 +1,68 @@
+"""Say which variant a call takes, and why not the others: the runtime's own choice, made without arrays.
+
+The call is described by key=value words: every dimension (M=16), the element type of a type variable or an
+operand (T=bf16, x=f32, bias=none for an absent one), a row stride in elements (x.stride=8192), numbers
+(eps=1e-5) and attributes (gemma=true). Nothing is loaded or launched. Exit code 1 if nothing may run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kiln.runtime.load import Library, load
+from kiln.runtime.select import Explanation
+from kiln.tools.console import UsageError, emit, nearest
+from kiln.tools.pretend import attrs_of, describe, parse_call, scalar_of, view_of
+from kiln.tools.trees import add_tree_option, default_tree
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `kiln explain`."""
+    parser.add_argument("op", metavar="OP")
+    parser.add_argument("words", nargs="*", metavar="key=value")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--target", metavar="T", help="pretend a device of this target")
+    where.add_argument("--device", metavar="D", help="a real one: cpu, cuda or cuda:N (default: cpu)")
+    parser.add_argument(
+        "--mode", choices=("exact", "fast"), default="exact", help="the numerics mode (default: exact)"
+    )
+    parser.add_argument(
+        "--tier", help="only candidates of this tier: fast, fused, generated, primitive, composite"
+    )
+    parser.add_argument("--variant", help="only this variant")
+    parser.add_argument("--isa", help="only kernels of this CPU tier")
+    add_tree_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every candidate of a call, in order."""
+    with load(args.tree or default_tree(), args.target or args.device or "cpu") as library:
+        if args.op not in library.ops:
+            raise UsageError(nearest(args.op, library.ops, "op"))
+        text, found = explain(library, args)
+    emit(args, document(text, found), f"{text}\n{found}")
+    return 0 if found.chosen else 1
+
+
+def explain(library: Library, args: argparse.Namespace) -> tuple[str, Explanation]:
+    """The call in words, and what the runtime says of it."""
+    sig = library.op(args.op).sig
+    call = parse_call(args.op, sig, args.words)
+    named: dict[str, Any] = dict(attrs_of(sig, call))
+    named |= {s.name: scalar_of(s, call) for s in sig.scalars}
+    named |= {t.name: view_of(t, call, library.device.ordinal) for t in sig.tensors if t.role != "out"}
+    wanted = {"mode": args.mode, "tier": args.tier, "variant": args.variant, "isa": args.isa}
+    return describe(args.op, sig, call), library.explain(args.op, **named, **wanted)
+
+
+def document(text: str, found: Explanation) -> dict[str, Any]:
+    """What scripts get: candidates in the order they are tried; `why` is null for one that may run."""
+    listed = [{"variant": v.variant, "tier": v.tier, "isa": v.isa, "why": v.why} for v in found.verdicts]
+    chosen = found.chosen
+    return {
+        "op": found.op,
+        "device": found.device,
+        "call": text,
+        "chosen": chosen.variant if chosen else None,
+        "candidates": listed,
+    }
