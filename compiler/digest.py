@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,59 @@ def core_sources() -> tuple[Path, ...]:
 
 @lru_cache(maxsize=256)
 def module_closure(name: str) -> tuple[Path, ...]:
-    """A module's file and those of the modules it imports from the same package (recipes import recipes)."""
-    package = name.rpartition(".")[0]
+    """A module's file, and those of the modules it imports from its own side, at any depth.
+
+    Its own side: its top-level package (for Kiln's own modules the layer, `kiln.recipes`), and the folder it lies
+    in. The files are parsed, not imported: a kernel's module would bring Triton in.
+    """
+    own = _side(name)
     seen: dict[str, Path] = {}
     pending = [name]
     while pending:
         current = pending.pop()
-        spec = importlib.util.find_spec(current)
-        if current in seen or spec is None or spec.origin is None:
+        path = _source(current)
+        if current in seen or path is None:
             continue
-        seen[current] = Path(spec.origin)
-        for value in vars(import_module(current)).values():
-            inner = getattr(value, "__name__", "") if hasattr(value, "__path__") or hasattr(value, "__spec__") else getattr(value, "__module__", "")
-            if package and isinstance(inner, str) and inner.startswith(f"{package}.") and inner != current:
-                pending.append(inner)
-    return tuple(seen[k] for k in sorted(seen))
+        seen[current] = path
+        beside = path.parent
+        for imported in _imports(path, current):
+            if _side(imported) == own or _lies_in(imported, beside):
+                pending.append(imported)
+    return tuple(dict.fromkeys(seen[k] for k in sorted(seen)))
+
+
+def _side(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[:2] if parts[0] == "kiln" else parts[:1])
+
+
+def _source(name: str) -> Path | None:
+    """The Python file of a module; None if it has none, or there is no such module."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    origin = spec.origin if spec is not None else None
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _lies_in(name: str, folder: Path) -> bool:
+    """Whether a top-level module is a file of this folder."""
+    return "." not in name and (folder / f"{name}.py").is_file()
+
+
+def _imports(path: Path, module: str) -> Iterator[str]:
+    """Names that a file's import statements may load: modules, and what is taken from them."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            # `from package import module` is about the module: what else the package lists does not count.
+            taken = {f"{base}.{alias.name}": _source(f"{base}.{alias.name}") for alias in node.names}
+            yield from taken if all(taken.values()) else (base, *taken)
 
 
 def inputs_digest(sources: Iterable[Path], payload: Mapping[str, Any], toolchain: Mapping[str, str]) -> str:

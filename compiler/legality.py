@@ -15,7 +15,7 @@ ROW_OPS = frozenset(
         "tensor.splat", "tensor.empty", "tensor.extract", "tensor.extract_slice", "tensor.expand_shape", "tensor.collapse_shape",
         "arith.constant", "arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.negf", "arith.maximumf", "arith.minimumf",
         "arith.maxnumf", "arith.minnumf", "arith.cmpf", "arith.cmpi", "arith.select", "arith.extf", "arith.truncf", "arith.sitofp",
-        "arith.bitcast", "arith.trunci", "arith.extui", "arith.addi", "arith.subi", "arith.muli", "arith.maxsi", "arith.shli", "arith.shrsi", "arith.andi",
+        "arith.bitcast", "arith.trunci", "arith.extui", "arith.addi", "arith.subi", "arith.muli", "arith.maxsi", "arith.divsi", "arith.shli", "arith.shrsi", "arith.andi",
         "arith.ori", "arith.index_cast", "arith.floordivsi", "math.fma", "math.sqrt", "math.absf", "math.exp", "math.tanh", "math.erf",
     }
 )  # fmt: skip

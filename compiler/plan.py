@@ -92,6 +92,8 @@ def type_predicates(op: Op, ship: Ship) -> list[Any]:
 
 def plan_json(recipe: Op, ship: Ship) -> dict[str, Any]:
     """The recipe's PLAN entry of a manifest for one specialization."""
+    if recipe.steps is not None:
+        return _pipeline_json(recipe, ship)
     attrs = {a.name: ship.attrs.get(a.name, a.default) for a in recipe.attrs}
     recorder, results = record(recipe, ship.dtypes, attrs, ship.absent, inline=False)
     graph = recipe_graph(recorder)
@@ -119,6 +121,30 @@ def plan_json(recipe: Op, ship: Ship) -> dict[str, Any]:
         "when": ["and", *type_predicates(recipe, ship)],
         "priority": PRIORITY,
         "temps": [{"name": s, "dtype": d.name, "shape": _shape(recipe, shape)} for s, (d, shape) in sorted(temps.items())],
+        "steps": steps,
+    }
+
+
+def _pipeline_json(op: Op, ship: Ship) -> dict[str, Any]:
+    """The PLAN entry of a pipeline: its steps as they are declared."""
+    attrs = {a.name: ship.attrs.get(a.name, a.default) for a in op.attrs}
+    steps = [
+        {
+            "op": step.op.name,
+            "bind": dict(step.bind),
+            "args": {name: ["arg", source] for name, source in step.scalars.items()},
+            "attrs": {a.name: step.attrs.get(a.name, a.default) for a in step.op.attrs},
+        }
+        for step in (op.steps(attrs) if op.steps is not None else ())
+    ]
+    return {
+        "op": op.name,
+        "variant": f"composite.{variant_name(ship)}",
+        "tier": "composite",
+        "mode": "exact",
+        "when": ["and", *type_predicates(op, ship)],
+        "priority": PRIORITY,
+        "temps": [],
         "steps": steps,
     }
 

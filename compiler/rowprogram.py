@@ -85,7 +85,7 @@ def shape_of(value: ir.Value, width: ir.Value) -> Shape:
             return Shape(shape_of(operands[0], width).fraction)
         case "linalg.reduce" | "linalg.broadcast":
             return shape_of(operands[1], width)
-        case "kiln.half" | "kiln.take_row":
+        case "kiln.half" | "kiln.take_row" | "kiln.take_columns" | "kiln.permute" | "kiln.columns":
             return Shape(Fraction(1))
         case "kiln.load":
             return Shape(_load_fraction(operation))
@@ -171,7 +171,7 @@ class _Reader:
             case "linalg.reduce":
                 combiner = operation.regions[0].blocks[0].operations[0].operation.name
                 return combiner, 0, 0
-            case "kiln.load" | "kiln.take_row":
+            case "kiln.load" | "kiln.take_row" | "kiln.take_element" | "kiln.take_columns":
                 return self.memory[operation.operands[0]], 0, int(len(operation.operands) > 1)
             case "kiln.half":
                 return "", 0, ir.IntegerAttr(attributes["index"]).value

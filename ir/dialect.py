@@ -22,6 +22,11 @@ STRUCTURAL = {
     "load": (("source", ANY), ("row", "variadic")),
     "store": (("value", ANY), ("target", ANY), ("row", "variadic")),
     "take_row": (("table", ANY), ("index", ANY)),
+    "take_element": (("vector", ANY), ("index", ANY)),
+    "take_columns": (("table", ANY), ("index", ANY), ("columns", ANY)),
+    "permute": (("row", ANY), ("columns", ANY)),
+    "columns": (),
+    "row": (),
     "half": (("row", ANY),),
     "logistic": (("x", ANY),),
     "to_e4m3": (("x", ANY),),
@@ -41,7 +46,7 @@ def row_type(op: Op, tensor: Tensor, dtype: DType) -> str:
     """The operand's type inside a row program."""
     kind = row_kind(op, tensor)
     if kind.table:
-        return f"memref<?x?x{dtype.mlir}>"
+        return f"memref<{'?x' * len(tensor.dims)}{dtype.mlir}>"
     return dtype.mlir if kind.shape.is_scalar else f"tensor<?x{dtype.mlir}>"
 
 
@@ -50,7 +55,7 @@ class _OpText:
 
     def __init__(self, op: Op) -> None:
         self.op = op
-        self.lines = ["%none = irdl.is none", "%f32 = irdl.is f32"]
+        self.lines = ["%none = irdl.is none", "%f32 = irdl.is f32", "%i32 = irdl.is i32"]
         self.names: dict[tuple[str, ...], str] = {}
 
     def constraint(self, tensor: Tensor) -> str:
@@ -85,7 +90,7 @@ class _OpText:
         for t in self.op.inputs:
             constraint = self.constraint(t)
             operands.append(f"{t.name}_: {self._optional(constraint) if t.optional else constraint}")
-        operands += [f"{s.name}_: %f32" for s in self.op.scalars]
+        operands += [f"{s.name}_: %{s.dtype.mlir}" for s in self.op.scalars]
         results = []
         for t in self.op.outputs:
             constraint = self.constraint(t)

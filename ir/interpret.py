@@ -57,7 +57,7 @@ _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
 
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "arith.addf": np.add, "arith.subf": np.subtract, "arith.mulf": np.multiply, "arith.divf": np.divide, "arith.negf": np.negative,
-    "arith.addi": np.add, "arith.subi": np.subtract, "arith.muli": np.multiply, "arith.maxsi": np.maximum, "arith.shli": np.left_shift,
+    "arith.addi": np.add, "arith.subi": np.subtract, "arith.muli": np.multiply, "arith.maxsi": np.maximum, "arith.divsi": np.floor_divide, "arith.shli": np.left_shift,
     "arith.shrsi": np.right_shift, "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or,
     "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin,
     "arith.select": np.where, "math.absf": np.abs, "math.sqrt": np.sqrt,
@@ -105,8 +105,8 @@ class NumpyMachine:
             return arrays[0].astype(self.storage(dtype))
         if name == "arith.bitcast":
             return np.ascontiguousarray(arrays[0]).view(dtype.numpy)
-        if name == "kiln.take_row":
-            return arrays[0][arrays[1].reshape(-1)]
+        if name.startswith("kiln."):
+            return self._memory(name, arrays, attrs)
         return self._structural(name, args[0], shape, attrs)
 
     def _function(self, name: str, x: Value, dtype: DType) -> Array:
@@ -135,11 +135,28 @@ class NumpyMachine:
                 return np.repeat(data[..., None], shape.inner, axis=-1)
             case "tensor.extract_slice":
                 return data[..., attrs["offset"]]
+        raise KeyError(f"operation {name} has no NumPy meaning")
+
+    def _memory(self, name: str, arrays: Sequence[Array], attrs: dict[str, Any]) -> Array:
+        """Views, tables and indices."""
+        match name:
             case "kiln.half":
-                n = data.shape[-1] // 2
-                return data[..., attrs["index"] * n : (attrs["index"] + 1) * n]
+                n = arrays[0].shape[-1] // 2
+                return arrays[0][..., attrs["index"] * n : (attrs["index"] + 1) * n]
             case "kiln.width":
                 return np.full((1, 1), self.width, self.float)
+            case "kiln.columns":
+                return np.arange(self.width, dtype=np.int32)[None, :]
+            case "kiln.row":
+                return np.arange(self.rows, dtype=np.int32)[:, None]
+            case "kiln.take_row":
+                return arrays[0][arrays[1].reshape(-1)]
+            case "kiln.take_element":
+                return arrays[0].reshape(-1)[arrays[1]]
+            case "kiln.take_columns":
+                return arrays[0][arrays[1], arrays[2]]
+            case "kiln.permute":
+                return arrays[0][:, arrays[1][0]]
         raise KeyError(f"operation {name} has no NumPy meaning")
 
     def call(self, op: Op, args: dict[str, Any], dtypes: dict[str, DType], attrs: dict[str, Any]) -> Any:
@@ -151,6 +168,8 @@ def _operand_value(machine: NumpyMachine, op: Op, name: str, array: Array) -> Va
     tensor = next(t for t in op.tensors if t.name == name)
     kind = signature.row_kind(op, tensor)
     dtype = signature.array_dtype(tensor, array)
+    if kind.table:
+        return machine.value(array, kind.shape, dtype)
     if kind.shape.is_scalar:
         return machine.value(array.reshape(-1, 1), SCALAR, dtype)
     data = array.reshape(1, -1) if not kind.per_row else array.reshape(-1, array.shape[-1])
@@ -165,6 +184,8 @@ def run(
     `exact` (default) gives the contract's bits in the storage types; `ideal=True` gives float64 values (codes stay u8). Swizzled scale outputs
     come in the linear layout (M, groups): see `kiln.ir.layouts.swizzle`.
     """
+    if op.steps is not None:
+        return _run_pipeline(op, arrays, attrs or {}, dtypes or {}, ideal)
     sizes = signature.bind_sizes(op, {k: v.shape for k, v in arrays.items() if hasattr(v, "shape") and np.ndim(v)})
     rows, width = sizes.get(op.rows, 1), sizes[op.width]
     machine = NumpyMachine(rows, width, ideal)
@@ -176,6 +197,23 @@ def run(
         values[s.name] = machine.constant(arrays.get(s.name, s.default), s.dtype)
     results = signature.apply_body(op, values, dict(dtypes or {}), dict(attrs or {}))
     return tuple(_finish(r, rows) for r in results)
+
+
+def _run_pipeline(
+    op: Op, arrays: Mapping[str, Any], attrs: Mapping[str, Any], dtypes: Mapping[str, DType], ideal: bool
+) -> tuple[Array | None, ...]:
+    """A pipeline's steps one after another."""
+    chosen = {a.name: attrs.get(a.name, a.default) for a in op.attrs}
+    held = dict(arrays)
+    for step in op.steps(chosen) if op.steps is not None else ():
+        given = {name: None if source is None else held.get(source) for name, source in step.bind.items()}
+        numbers = {name: held[source] for name, source in step.scalars.items() if source in held}
+        results = run(step.op, {**given, **numbers}, attrs=step.attrs, dtypes=dtypes, ideal=ideal)
+        for tensor, result in zip(step.op.outputs, results, strict=True):
+            target = step.bind.get(tensor.name)
+            if target is not None:
+                held[target] = result
+    return tuple(held[t.name] for t in op.outputs)
 
 
 def _finish(value: Value | None, rows: int) -> Array | None:

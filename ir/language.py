@@ -344,6 +344,38 @@ def take_row(table: Value, index: Value) -> Value:
     return table.machine.emit("kiln.take_row", (table, index), ROW, table.dtype)
 
 
+def columns(like: Value) -> Value:
+    """Column numbers 0 .. N-1 as a vector of i32."""
+    return like.machine.emit("kiln.columns", (), ROW, I32)
+
+
+def row_number(like: Value) -> Value:
+    """The number of this row as an i32 scalar."""
+    return like.machine.emit("kiln.row", (), SCALAR, I32)
+
+
+def divide(a: Value, b: Value) -> Value:
+    """Whole quotient of two non-negative i32."""
+    return a._integer("arith.divsi", b)
+
+
+def take_element(vector: Value, index: Value) -> Value:
+    """Element `index` of a one-dimensional table operand: a scalar."""
+    return vector.machine.emit("kiln.take_element", (vector, index), SCALAR, vector.dtype)
+
+
+def take_columns(table: Value, index: Value, cols: Value) -> Value:
+    """Elements `cols` (a vector of i32, all inside the table's width) of row `index` of a table operand."""
+    return table.machine.emit("kiln.take_columns", (table, index, cols), ROW, table.dtype)
+
+
+def permute(x: Value, cols: Value) -> Value:
+    """The row with its columns in another order: element j is x[cols[j]]."""
+    if x.shape != ROW:
+        raise TypeCheckError(f"permute takes a row, not {x.shape}", where())
+    return x.machine.emit("kiln.permute", (x, cols), ROW, x.dtype)
+
+
 def width_of(x: Value) -> Value:
     """Number of elements in the row as an f32 scalar (exact below 2**24)."""
     return x.machine.emit("kiln.width", (x,), SCALAR, F32)

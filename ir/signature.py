@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kiln.ir.diagnostics import DeclarationError, TypeCheckError
-from kiln.ir.dtypes import F32, U8, DType, dtype_of
+from kiln.ir.dtypes import U8, DType, dtype_of
 from kiln.ir.language import SCALAR, Shape, Value
 from kiln.ir.spec import DTypeVar, Expr, Op, Tensor
 
@@ -65,6 +65,8 @@ def row_kind(op: Op, tensor: Tensor, attrs: Mapping[str, Any] | None = None) -> 
     fraction = fraction_of(dims[-1], op.width)
     if fraction is None and len(dims) == 2 and dims[1] == 1 and _names_rows(dims[0], op.rows):
         return RowKind(SCALAR, per_row=True)
+    if not _names_rows(dims[0], op.rows) and fraction is None and len(dims) <= 2:
+        return RowKind(SCALAR if len(dims) == 1 else Shape(Fraction(1)), per_row=False, table=True)
     if fraction is None or len(dims) > 2:
         raise DeclarationError(f"op {op.name}: operand {tensor.name} has shape {list(dims)}; a row operand is "
                                f"({op.rows}, k*{op.width}), ({op.rows},) or ({op.width},)")  # fmt: skip
@@ -138,9 +140,10 @@ def apply_body(op: Op, args: Mapping[str, Any], dtypes: Mapping[str, DType], att
         raise TypeCheckError(f"{op.name} was called without any value of the row")
     types = bind_types(op, args, dtypes)
     scalars = {s.name: args.get(s.name, s.default) for s in op.scalars}
+    types_of_scalars = {s.name: s.dtype for s in op.scalars}
     values = {t.name: args.get(t.name) for t in op.inputs}
     for name, value in scalars.items():
-        values[name] = value if isinstance(value, Value) else machine.constant(value, F32)
+        values[name] = value if isinstance(value, Value) else machine.constant(value, types_of_scalars[name])
     chosen = {a.name: attrs.get(a.name, a.default) for a in op.attrs}
     location = f"{op.body.__code__.co_filename}:{op.body.__code__.co_firstlineno}"
     returned = op.body(**values, **chosen)

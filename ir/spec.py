@@ -99,6 +99,16 @@ class Ship:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One call of a pipeline: operands of the step's op bound to operands of the pipeline, scalars to scalars."""
+
+    op: Op
+    bind: Mapping[str, str | None]
+    scalars: Mapping[str, str] = field(default_factory=dict)
+    attrs: Mapping[str, bool | int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Op:
     """A named operation. See the module docstring."""
 
@@ -121,6 +131,8 @@ class Op:
     body: Callable[..., Any] | None = None
     reference: Callable[..., Any] | None = None
     is_recipe: bool = False
+    steps: Callable[[Mapping[str, Any]], tuple[Step, ...]] | None = None
+    """A pipeline, from attribute values: calls over different sets of rows, where one body over one row cannot say it."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

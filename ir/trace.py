@@ -46,6 +46,13 @@ def attribute(value: bool | int | str) -> ir.Attribute:
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value) if isinstance(value, int) else ir.StringAttr.get(value)
 
 
+def number(value: float | int, dtype: DType) -> ir.Attribute:
+    """A constant's attribute; integers wrap to 32 bits."""
+    if dtype.is_float:
+        return ir.FloatAttr.get(element_type(dtype), value)
+    return ir.IntegerAttr.get(element_type(dtype), (int(value) + 2**31) % 2**32 - 2**31)
+
+
 def plain(attr: ir.Attribute) -> bool | int | str:
     """The value of an op attribute."""
     for kind in (ir.BoolAttr, ir.IntegerAttr, ir.StringAttr):
@@ -62,9 +69,7 @@ class GraphMachine:
 
     def constant(self, value: float | int, dtype: DType) -> Value:
         """A scalar constant."""
-        op = ir.Operation.create(
-            "arith.constant", results=[element_type(dtype)], attributes={"value": ir.FloatAttr.get(element_type(dtype), value)}
-        )
+        op = ir.Operation.create("arith.constant", results=[element_type(dtype)], attributes={"value": number(value, dtype)})
         return Value(self, op.result, SCALAR, dtype)
 
     def emit(self, name: str, args: Sequence[Value], shape: Shape, dtype: DType, **attrs: Any) -> Value:
@@ -115,12 +120,7 @@ class RowMachine:
 
     def constant(self, value: float | int, dtype: DType) -> Value:
         """A scalar constant."""
-        element = element_type(dtype)
-        if dtype.is_float:
-            attr: ir.Attribute = ir.FloatAttr.get(element, value)
-        else:
-            attr = ir.IntegerAttr.get(element, (int(value) + 2**31) % 2**32 - 2**31)
-        return Value(self, self._op("arith.constant", [], element, value=attr), SCALAR, dtype)
+        return Value(self, self._op("arith.constant", [], element_type(dtype), value=number(value, dtype)), SCALAR, dtype)
 
     def _op(self, name: str, operands: Sequence[ir.Value], result: ir.Type, **attributes: ir.Attribute) -> ir.Value:
         made = ir.Operation.create(name, results=[result], operands=list(operands), attributes=attributes)
@@ -167,7 +167,7 @@ class RowMachine:
                 return self._reshape(name, args[0], shape, result)
             case "tensor.extract_slice":
                 return self._pick(args[0], shape, result, int(attrs["offset"]))
-            case "kiln.half" | "kiln.take_row":
+            case "kiln.half" | "kiln.take_row" | "kiln.take_element" | "kiln.take_columns" | "kiln.permute" | "kiln.columns" | "kiln.row":
                 extra = {"index": attribute(attrs["index"])} if "index" in attrs else {}
                 return self._op(name, [a.data for a in args], result, **extra)
         operands = [self._broadcast(a, shape) for a in args]
@@ -233,7 +233,7 @@ def graph(op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: 
         module = ir.Module.create()
         inputs = [t for t in op.inputs if t.name not in absent]
         arguments = [ir.Type.parse(tensor_type(op, t, signature.resolve(op, t, types))) for t in inputs]
-        arguments += [element_type(F32) for _ in op.scalars]
+        arguments += [element_type(s.dtype) for s in op.scalars]
         outputs = [t for t in op.outputs if t.name not in absent]
         results = [ir.Type.parse(tensor_type(op, t, signature.resolve(op, t, types))) for t in outputs]
         kind = ir.FunctionType.get(arguments, results)

@@ -4,14 +4,14 @@ A recipe names what is fused, never a kernel. Its composite plan, its fused kern
 roundings between the ops (a bf16 intermediate) are part of the result on every tier.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from kiln.ir.dtypes import BF16, F16, F32, U8, DType
+from kiln.ir.dtypes import BF16, F16, F32, I32, I64, U8, DType
 from kiln.ir.language import Value, call
-from kiln.ir.spec import Attr, DTypeVar, Op, Scalar, Ship, Tensor
+from kiln.ir.spec import Attr, DTypeVar, Expr, Op, Scalar, Ship, Step, Tensor
 from kiln.recipes import activation as act
-from kiln.recipes import norm, quant
+from kiln.recipes import norm, quant, rope
 
 FAMILY = "KERNEL-FUSION-FRAMEWORK"
 T = DTypeVar("T", (BF16, F16, F32))
@@ -212,7 +212,90 @@ def _fp4_recipes(swizzled: bool) -> tuple[Op, ...]:
 
 FP4_RECIPES = (*_fp4_recipes(swizzled=False), *_fp4_recipes(swizzled=True))
 
+def _rms_norm_rope(
+    x: Value, weight: Value, positions: Value, cos_sin: Value, eps: Value, heads: Value, rotary_dim: int, neox: bool, gemma: bool
+) -> Value:
+    normed = call(norm.RMS_NORM, x, weight, eps=eps, gemma=gemma, dtypes={"O": x.dtype})[0]
+    return call(rope.ROPE, normed, positions, cos_sin, heads=heads, rotary_dim=rotary_dim, neox=neox)[0]
+
+
+RMS_NORM_ROPE = recipe(
+    "rms_norm_rope",
+    (X, WEIGHT, rope.POSITIONS, rope.CACHE, norm.EPS, rope.HEADS, Tensor("out", T, ("M", "N"), "out")),
+    _rms_norm_rope,
+    attrs=(rope.ROTARY, rope.NEOX, norm.GEMMA),
+    constraints=rope.ROPE.constraints,
+    ship=(
+        Ship({"T": BF16, "W": BF16, "C": F32, "I": I64}, widths=(128,)),
+        Ship({"T": BF16, "W": BF16, "C": F32, "I": I64}, {"rotary_dim": 64, "gemma": True}, widths=(256,)),
+    ),
+    doc="rope of the norm of each head; the norm is rounded to x's type between the two",
+)
+
+
+def _head_operands(name: str, out: str) -> tuple[Tensor, Tensor, Scalar]:
+    """A [tokens * heads, D] operand, what is written of it, and its heads per token."""
+    rows = f"{name.upper()}_ROWS"
+    scalar = Scalar(f"{name}_heads", I32, minimum=1)
+    return Tensor(name, T, (rows, "N")), Tensor(out, T, (rows, "N"), "out"), scalar
+
+
+_Q, _Q_OUT, _Q_HEADS = _head_operands("q", "q_out")
+_K, _K_OUT, _K_HEADS = _head_operands("k", "k_out")
+_TOKENS: Expr = ["cdiv", ["dim", "Q_ROWS"], ["dim", "Q_HEADS"]]
+
+
+def _pipeline_step(op: Op, name: str, source: str, extra: Mapping[str, str], attrs: Mapping[str, Any]) -> Step:
+    bind = {"x": source, "weight": f"{name}_norm", "cos_sin": "cos_sin", "out": f"{name}_out", **extra}
+    return Step(op, bind, {"eps": "eps", "heads": f"{name}_heads"}, attrs)
+
+
+_QK_SHIPS = ({"rotary_dim": 128}, {"rotary_dim": 64, "gemma": True})
+
+
+def _qk_norm_rope(attrs: Mapping[str, Any]) -> tuple[Step, ...]:
+    return tuple(_pipeline_step(RMS_NORM_ROPE, n, n, {"positions": "positions"}, attrs) for n in ("q", "k"))
+
+
+NORMS = (Tensor("q_norm", W, ("N",)), Tensor("k_norm", W, ("N",)))
+ATTN_QK_NORM_ROPE = Op(
+    "attn_qk_norm_rope",
+    FAMILY,
+    (
+        _Q, NORMS[0], _K, NORMS[1], Tensor("cos_sin", F32, ("P", ["attr", "rotary_dim"])), Tensor("positions", I64, (_TOKENS,), layout="dense"),
+        norm.EPS, _Q_HEADS, _K_HEADS, _Q_OUT, _K_OUT,
+    ),
+    rows="Q_ROWS",
+    attrs=(rope.ROTARY, norm.GEMMA),
+    is_recipe=True,
+    steps=_qk_norm_rope,
+    ship=tuple(Ship({"T": BF16, "W": BF16}, a) for a in _QK_SHIPS),
+    doc="norm and rope of the heads of q and of k, rounded between the two",
+)  # fmt: skip
+
+
+def _qk_norm_rope_gate(attrs: Mapping[str, Any]) -> tuple[Step, ...]:
+    query = _pipeline_step(rope.NORM_ROPE_GATE, "q", "qgate", {"gate": "gate_out"}, attrs)
+    return query, _pipeline_step(rope.NORM_ROPE, "k", "k", {}, attrs)
+
+
+ATTN_QK_NORM_ROPE_GATE = Op(
+    "attn_qk_norm_rope_gate",
+    FAMILY,
+    (
+        Tensor("qgate", T, ("Q_ROWS", ["mul", 2, ["dim", "N"]]), doc="[q | gate] of each head"), _K, *NORMS,
+        Tensor("cos_sin", F32, (_TOKENS, ["attr", "rotary_dim"]), doc="of the step, one row per token"),
+        norm.EPS, _Q_HEADS, _K_HEADS, _Q_OUT, _K_OUT, Tensor("gate_out", T, ("Q_ROWS", "N"), "out"),
+    ),
+    rows="Q_ROWS",
+    attrs=(rope.ROTARY, norm.GEMMA),
+    is_recipe=True,
+    steps=_qk_norm_rope_gate,
+    ship=(Ship({"T": BF16, "W": F32}, {"rotary_dim": 64, "gemma": True}),),
+    doc="norm and rope of q and k in f32, rounded once; the gate is copied",
+)  # fmt: skip
+
 OPS: tuple[Op, ...] = (
     FUSED_ADD_RMS_NORM, FUSED_ADD_RMS_NORM_STD, RMS_NORM_QUANT_FP8, RMS_NORM_GATED_QUANT_FP8, SILU_MUL_QUANT_FP8, SILU_MUL_QUANT_FP8_GROUP,
-    RMS_NORM_QUANT_FP8_TOKEN, RMS_NORM_QUANT_FP8_GROUP, *FP4_RECIPES,
+    RMS_NORM_QUANT_FP8_TOKEN, RMS_NORM_QUANT_FP8_GROUP, *FP4_RECIPES, RMS_NORM_ROPE, ATTN_QK_NORM_ROPE, ATTN_QK_NORM_ROPE_GATE,
 )  # fmt: skip

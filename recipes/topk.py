@@ -31,10 +31,10 @@ VALUES = Tensor("values", T, ("R", "K"), role="out", layout="dense", doc="the se
 INDICES = Tensor("indices", I32, ("R", "K"), role="out", layout="dense", doc="their columns")
 
 _K_FITS: tuple[tuple[list[Any], str], ...] = (
-    (["le", ["dim", "K"], MAX_K], f"k must be at most {MAX_K}: select more with a full sort"),
+    (["le", ["arg", "k"], MAX_K], f"k must be at most {MAX_K}: select more with a full sort"),
 )
 _ROW_FITS: tuple[tuple[list[Any], str], ...] = (
-    (["le", ["dim", "K"], ["dim", "V"]], "k must not exceed the row length V: give a smaller k"),
+    (["le", ["arg", "k"], ["dim", "V"]], "k must not exceed the row length V: give a smaller k"),
     (
         ["le", ["arg", "num_org_vocab_padding"], ["dim", "V"]],
         "num_org_vocab_padding must not exceed the row length V: it counts columns of the row",
@@ -123,7 +123,7 @@ KEEP = Scalar("keep", I32, minimum=1, doc="slots of a chunk's list")
 LISTS = Scalar("lists", I32, minimum=1, doc="chunks a row is split into")
 PACKED_SHAPE: tuple[Any, ...] = ("R", ["mul", ["dim", "LISTS"], ["dim", "KEEP"]])
 _K_KEPT: tuple[tuple[list[Any], str], ...] = (
-    (["le", ["dim", "K"], ["dim", "KEEP"]], "k must not exceed keep: a chunk's list holds every candidate"),
+    (["le", ["arg", "k"], ["dim", "KEEP"]], "k must not exceed keep: a chunk's list holds every candidate"),
 )
 
 TOP_K_TILES = Op(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from kiln.runtime.dtypes import DTYPES, NUMPY_NAMES, numpy_dtype
+from kiln.runtime.dtypes import DTYPES, NUMPY_NAMES
 from kiln.runtime.errors import ContractError
 
 CPU = -1
@@ -83,11 +83,13 @@ def _adapter(x: Any) -> Callable[[Any], View]:
     if isinstance(x, np.ndarray):
         return _numpy
     kind = type(x)
-    if all(hasattr(x, name) for name in ("data_ptr", "stride", "dtype", "device", "new_empty")):
+    if all(
+        hasattr(x, name) for name in ("data_ptr", "stride", "is_cuda", "is_cpu", "get_device", "new_empty")
+    ):
         return _torch
     if hasattr(x, "__kiln_view__"):
         return lambda v: cast(View, v.__kiln_view__())
-    if hasattr(x, "__cuda_array_interface__"):
+    if hasattr(kind, "__cuda_array_interface__") or hasattr(x, "__cuda_array_interface__"):
         return _cuda_interface
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         return _dlpack
@@ -148,19 +150,22 @@ def _torch_type(dtype: Any) -> str:
 
 
 def _torch(x: Any) -> View:
-    dtype, device = x.dtype, x.device
+    dtype = x.dtype
     name = _torch_types.get(dtype) or _torch_type(dtype)
-    if device.type == "cuda":
-        where = device.index
-    elif device.type == "cpu":
+    if x.is_cuda:
+        where = x.get_device()
+    elif x.is_cpu:
         where = CPU
     else:
-        raise ContractError(f"found a tensor on device {device}, expected cpu or cuda; move it there.")
+        raise ContractError(f"found a tensor on device {x.device}, expected cpu or cuda; move it there.")
     return View(x.data_ptr(), tuple(x.shape), x.stride(), name, where, False, x)
 
 
 def _cuda_interface(x: Any) -> View:
-    face = x.__cuda_array_interface__
+    face = getattr(x, "__cuda_array_interface__", None)
+    if face is None:
+        # JAX offers the interface for the types that it can name, DLPack for all.
+        return _dlpack(x)
     if face.get("mask") is not None:
         raise ContractError("found a masked array, expected a plain one; fill the mask first.")
     try:
@@ -177,6 +182,10 @@ def _cuda_interface(x: Any) -> View:
 
 
 def _dlpack(x: Any) -> View:
+    if not hasattr(x, "__dlpack__"):
+        raise ContractError(
+            f"found a {type(x).__name__} that offers no memory, expected an array on this device."
+        )
     from kiln.runtime.dlpack import read_capsule
 
     return read_capsule(x)
@@ -185,19 +194,11 @@ def _dlpack(x: Any) -> View:
 _ADAPTERS: dict[type, Callable[[Any], View]] = {np.ndarray: _numpy, View: lambda v: cast(View, v)}
 
 
-def allocate_like(example: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """An uninitialized array of the example's framework and device, or None where the framework cannot be
-    asked.
-
-    A torch tensor gives a torch tensor; CPU arrays of any other kind give NumPy arrays.
-    """
-    if is_torch(example):
-        torch = sys.modules["torch"]
-        name = next(n for n, kiln in NUMPY_NAMES.items() if kiln == dtype)
-        return example.new_empty(shape, dtype=getattr(torch, name))
-    if hasattr(example, "__cuda_array_interface__"):
-        return None
-    return np.empty(shape, numpy_dtype(dtype))
+def torch_empty(example: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """An uninitialized torch tensor on the device of `example`, which is one."""
+    torch = sys.modules["torch"]
+    name = next(n for n, kiln in NUMPY_NAMES.items() if kiln == dtype)
+    return example.new_empty(shape, dtype=getattr(torch, name))
 
 
 _ALIGN = 64

@@ -151,7 +151,7 @@ class Binder:
                 if v is not None:
                     env.dtypes[t.name] = self._dtype(t, v.dtype, chosen)
         for t in self.tensors:
-            if t.role == "out" and t.name not in env.dtypes:
+            if t.role == "out" and not t.optional and t.name not in env.dtypes:
                 env.dtypes[t.name] = self._default_dtype(t, chosen)
 
     def _dtype(self, t: Tensor, found: str, chosen: dict[str, tuple[str, str]]) -> str:
@@ -197,7 +197,7 @@ class Binder:
         for t, r, w in zip(self.tensors, reads, writes, strict=True):
             g = None if r is None else self._geometry(t, r, lead)
             h = None if w is None else self._geometry(t, w, lead)
-            if h is not None and h.rows > 1 and h.row < (h.width - 1) * h.col + 1 and h.extent:
+            if h is not None and h.extent and _overlaps_itself(h):
                 raise ContractError(
                     f"{self.name}: rows of the output {t.name} overlap each other; pass a plain array."
                 )
@@ -325,7 +325,7 @@ class Binder:
     ) -> dict[int, Output]:
         outputs = {}
         for i, t in enumerate(self.tensors):
-            if t.role != "out" or writes[i] is not None:
+            if t.role != "out" or t.optional or writes[i] is not None:
                 continue
             shape = tuple(int(e(env)) for e in self._shapes[i])
             if any(n < 0 or n >= 1 << 48 for n in shape) or prod(shape) >= 1 << 48:
@@ -347,6 +347,13 @@ def flat_view(v: View, g: Geometry) -> View:
         return v._replace(shape=g.shape, strides=(g.col,) * len(g.shape))
     outer = contiguous(g.shape[:-1])
     return v._replace(shape=g.shape, strides=(*(s * g.row for s in outer), g.col))
+
+
+def _overlaps_itself(g: Geometry) -> bool:
+    """Whether rows share elements: neither a row nor a column ends before the next one begins."""
+    by_rows = g.rows <= 1 or g.row > (g.width - 1) * g.col
+    by_columns = g.width <= 1 or g.col > (g.rows - 1) * g.row
+    return not (by_rows or by_columns)
 
 
 def _dims_of(expr: Any) -> set[str]:

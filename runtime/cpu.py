@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from kiln.runtime.arrays import CPU, aligned_bytes, allocate_like, is_torch
+from kiln.runtime.arrays import CPU, aligned_bytes, is_torch, torch_empty
 from kiln.runtime.dtypes import DTYPES, numpy_dtype
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError, IntegrityError, KilnError, UnavailableError
@@ -91,7 +91,7 @@ class CpuDevice:
     def allocate(self, example: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
         """A torch tensor where the operands are torch's, else a NumPy array that starts on a cache line."""
         if is_torch(example):
-            return allocate_like(example, shape, dtype)
+            return torch_empty(example, shape, dtype)
         count = DTYPES[dtype]
         for n in shape:
             count *= n

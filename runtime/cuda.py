@@ -10,11 +10,12 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from kiln.runtime.arrays import View, allocate_like, contiguous, is_torch
+from kiln.runtime.arrays import View, contiguous, is_torch, torch_empty
+from kiln.runtime.driver import Driver
 from kiln.runtime.dtypes import DTYPES
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError, DriverError, TargetError, UnavailableError
@@ -24,68 +25,6 @@ from kiln.runtime.targets import legal_targets
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _DEFAULT_SHARED = 48 << 10
 _FORMATS = {"ptr": "Q", "i32": "i4x", "i64": "q", "f32": "f4x", "f64": "d"}
-
-_HINTS = {
-    1: "a value is out of range",
-    2: "the device is out of memory; free some",
-    3: "CUDA was initialized before this process was forked; start workers with spawn",
-    4: "the process is shutting down",
-    100: "no NVIDIA device; check nvidia-smi",
-    101: "no such device; check the ordinal",
-    200: "the driver does not understand the cubin; update the driver",
-    201: "the context is gone; load the library again",
-    209: "the cubin is for another architecture; build this device's target",
-    222: "the driver is older than the toolchain; update it",
-    500: "the cubin has no such entry; rebuild the tree",
-    700: "a kernel accessed memory it may not; the context is lost, restart the process",
-    709: "the context was destroyed; load the library again",
-    716: "a kernel was given a misaligned address; the context is lost, restart the process",
-    719: "a kernel failed; the context is lost, restart the process",
-    803: "the driver and its kernel module do not match; reboot or reinstall the driver",
-    900: "this is not allowed while a stream is being captured; prepare and seal the library first",
-}
-
-
-class Driver:
-    """`cuda.bindings.driver`, or a stand-in with the same functions, with results checked."""
-
-    def __init__(self, module: Any = None) -> None:
-        """Args:
-        module: a stand-in for `cuda.bindings.driver`, in tests.
-        """
-        self.module = module if module is not None else _import_driver()
-
-    def call(self, name: str, *args: Any) -> Any:
-        """Call a driver function; its results without the status: none, one value, or a tuple.
-
-        Raises:
-            DriverError: any status but success.
-        """
-        status, *values = getattr(self.module, name)(*args)
-        if int(status) != 0:
-            self.refuse(name, status)
-        return values[0] if len(values) == 1 else tuple(values) if values else None
-
-    def refuse(self, name: str, status: Any) -> None:
-        """Raise the error for a status other than success."""
-        code = int(status)
-        label = getattr(status, "name", str(code))
-        hint = _HINTS.get(code, "see the CUDA driver's documentation of this code")
-        raise DriverError(
-            f"{name} returned {code} {label}: {hint}. An earlier asynchronous call may be the cause.",
-            code,
-            label,
-        )
-
-
-def _import_driver() -> Any:
-    try:
-        from cuda.bindings import driver
-    except ImportError as e:
-        raise UnavailableError(
-            f"the package cuda-bindings cannot be imported ({e}); install kernel-kiln[cuda]."
-        ) from None
-    return driver
 
 
 class CudaDevice:
@@ -243,8 +182,9 @@ class CudaDevice:
 
     def allocate(self, example: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
         """An array of the example's framework where it is torch, else a DeviceArray."""
-        found = allocate_like(example, shape, dtype)
-        return found if found is not None else DeviceArray(self, shape, dtype, stream)
+        if is_torch(example):
+            return torch_empty(example, shape, dtype)
+        return DeviceArray(self, shape, dtype, stream)
 
     def reserve(self, sizes: list[int], stream: int) -> "CudaTemporaries":
         """Stream-ordered memory."""
@@ -270,6 +210,15 @@ class CudaDevice:
                 raise
 
 
+class _Record(NamedTuple):
+    """One launch: the table of parameter addresses followed by the parameters, and the configuration."""
+
+    buffer: Any
+    values: Any
+    address: int
+    config: Any
+
+
 class CudaLauncher:
     """A function with everything of one call's shape fixed: a launch packs addresses and scalars and goes.
 
@@ -282,10 +231,16 @@ class CudaLauncher:
         self._kernel = kernel
         self._function = function
         self._recipe = recipe
-        self._packed = struct.Struct("=" + "".join(_FORMATS[d] for d in recipe.dtypes))
         self._sizes = [n for _, n in recipe.scratch]
-        self._free: list[tuple[Any, int, Any]] = []
+        self._free: list[_Record] = []
         self._empty = 0 in recipe.grid
+        # Where each per-call value goes: the values follow the table of their addresses, eight bytes each.
+        first, packers = (
+            8 * len(recipe.dtypes),
+            [struct.Struct("=" + _FORMATS[d]).pack_into for d in recipe.dtypes],
+        )
+        self._args = [(packers[at], first + 8 * at, i) for at, i in recipe.args]
+        self._computed = [(packers[at], first + 8 * at, f) for at, f in recipe.computed]
 
     def run(self, pointers: list[int], args: tuple[int | float, ...], stream: int) -> None:
         """Queue the kernel on a stream.
@@ -296,45 +251,57 @@ class CudaLauncher:
         """
         if self._empty:
             return
-        device = self._device
         if not self._sizes:
-            self._launch(self._recipe.fill(pointers, args, []), stream)
+            self._launch(pointers, args, stream, ())
             return
-        temporaries = device.reserve(self._sizes, stream)
+        temporaries = self._device.reserve(self._sizes, stream)
         try:
-            self._launch(self._recipe.fill(pointers, args, temporaries.pointers), stream)
+            self._launch(pointers, args, stream, temporaries.pointers)
         finally:
             temporaries.release()
 
-    def _launch(self, values: list[Any], stream: int) -> None:
-        device = self._device
+    def _launch(
+        self, pointers: list[int], args: tuple[int | float, ...], stream: int, scratch: Sequence[int]
+    ) -> None:
+        device, recipe = self._device, self._recipe
         if os.getpid() != device._pid:
             device._alive()
-        module = device.driver.module
         try:
-            buffer, address, config = self._free.pop()
+            record = self._free.pop()
         except IndexError:
-            buffer, address, config = self._record()
-        self._packed.pack_into(buffer, 8 * len(values), *values)
+            record = self._record()
+        buffer, values, address, config = record
+        for at, i in recipe.pointers:
+            values[at] = pointers[i]
+        for pack, where, i in self._args:
+            pack(buffer, where, args[i])
+        for pack, where, compute in self._computed:
+            pack(buffer, where, compute(args))
+        for (at, _), pointer in zip(recipe.scratch, scratch, strict=True):
+            values[at] = pointer
         config.hStream = stream
+        module = device.driver.module
         status, context = module.cuCtxGetCurrent()
         if int(context) == device._context_id and int(status) == 0:
             (status,) = module.cuLaunchKernelEx(config, self._function, address, 0)
         else:
             with device.current():
                 (status,) = module.cuLaunchKernelEx(config, self._function, address, 0)
-        self._free.append((buffer, address, config))
+        self._free.append(record)
         if int(status) != 0:
             k = self._kernel
             device.driver.refuse(f"{k.op}.{k.variant}: cuLaunchKernelEx", status)
 
-    def _record(self) -> tuple[Any, int, Any]:
-        """Room for the parameters, the table that points to them, and the launch configuration."""
-        count = len(self._recipe.dtypes)
+    def _record(self) -> "_Record":
+        recipe = self._recipe
+        count = len(recipe.dtypes)
         buffer = (ctypes.c_char * max(16 * count, 8))()
         address = ctypes.addressof(buffer)
         struct.pack_into(f"={count}Q", buffer, 0, *(address + 8 * (count + i) for i in range(count)))
-        return buffer, address, self._config()
+        formats = "".join(_FORMATS[d] for d in recipe.dtypes)
+        struct.pack_into(f"={formats}", buffer, 8 * count, *recipe.template)
+        values = (ctypes.c_uint64 * count).from_buffer(buffer, 8 * count) if count else None
+        return _Record(buffer, values, address, self._config())
 
     def _config(self) -> Any:
         module, k = self._device.driver.module, self._kernel
@@ -432,7 +399,10 @@ class DeviceArray:
             "stream": self._stream or 1,
         }
 
-    def __del__(self) -> None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if finalizing():
+            # The driver goes down with the process, and so do the names used below.
+            return
         pointer, self.pointer = getattr(self, "pointer", 0), 0
         if pointer and os.getpid() == self._device._pid:
             try:

@@ -34,7 +34,8 @@ _TYPES = {
 
 _CPU_KINDS = (1, 3)
 _CUDA_KINDS = (2, 13)
-_NO_SYNC = -1
+_DEFAULT_STREAM = 1
+"""What DLPack calls the legacy default stream: the exporter makes its pending work visible there."""
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.c_void_p
@@ -50,7 +51,7 @@ def read_capsule(x: Any) -> View:
     kind, ordinal = x.__dlpack_device__()
     if kind not in _CPU_KINDS + _CUDA_KINDS:
         raise ContractError(f"found a DLPack array on device type {kind}, expected CPU or CUDA memory.")
-    capsule = x.__dlpack__(stream=_NO_SYNC) if kind in _CUDA_KINDS else x.__dlpack__()
+    capsule = x.__dlpack__(stream=_DEFAULT_STREAM) if kind in _CUDA_KINDS else x.__dlpack__()
     t = _Tensor.from_address(_pointer(capsule, b"dltensor"))
     dtype = _TYPES.get((t.code, t.bits))
     if dtype is None or t.lanes != 1:

@@ -32,6 +32,9 @@ from kiln.runtime.select import (
     why_passed,
 )
 
+Asked = tuple[str, str | None, str | None, str | None]
+"""The fields of a Wanted, not yet made one: most calls only look a decision up."""
+
 MAX_DECISIONS = 4096
 """Decisions an op remembers; a workload with more shapes than this starts over."""
 
@@ -229,16 +232,20 @@ class Operation:
         named: dict[str, Any],
         out: Any,
         stream: Any,
-        wanted: tuple[str, str | None, str | None, str | None],
+        wanted: Asked,
     ) -> tuple[Given, Decision, list[int], int]:
         self._host.check_open()
         given = self._arguments.sort(operands, named, out)
         reads, writes = self._views(given)
-        if any(v is not None and not v[0] and 0 not in v[1] for v in reads):
-            raise ContractError(f"{self.name}: an operand has a null address; pass an array with memory.")
-        decision = self._decide(reads, writes, given.scalars, given.attrs, Wanted(*wanted))
+        for v in reads:
+            if v is not None and not v[0] and 0 not in v[1]:
+                raise ContractError(f"{self.name}: an operand has a null address; pass an array with memory.")
+        decision = self._decide(reads, writes, given.scalars, given.attrs, wanted)
         pointers = _pointers(reads) + _pointers(writes)
-        example = next((x for x in given.reads if x is not None), None)
+        example = None
+        for example in given.reads:
+            if example is not None:
+                break
         handle = self._device.stream(stream, example)
         for i, o in decision.outputs:
             array = given.writes[i] = self._device.allocate(example, o.shape, o.dtype, handle)
@@ -268,7 +275,7 @@ class Operation:
         named = {a.name: v for a, v in zip(self.sig.attrs, attrs, strict=True)}
         return self._binder.bind(reads, writes, args, named)
 
-    def _decide(self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted) -> Decision:
+    def _decide(self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Asked) -> Decision:
         key: list[Any] = [attrs, wanted]
         for v in reads:
             if v is None:
@@ -294,14 +301,14 @@ class Operation:
         )
 
     def _decide_anew(
-        self, key: tuple[Any, ...], reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted
+        self, key: tuple[Any, ...], reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Asked
     ) -> Decision:
         bound = self._bind(reads, writes, args, attrs)
         outputs = tuple(bound.outputs.items())
         if bound.empty:
             decision = Decision(None, None, outputs, (), [0])
         else:
-            candidate, launcher = self._choose(bound, reads, writes, args, wanted)
+            candidate, launcher = self._choose(bound, reads, writes, args, Wanted(*wanted))
             if isinstance(candidate, Kernel):
                 function = self._host.function(self.target, candidate)
                 launcher = self._device.launcher(candidate, function, make_recipe(candidate, bound, self.sig))

@@ -66,14 +66,39 @@ def parse(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
 
 def canonical(value: object) -> bytes:
     """`value` as canonical JSON: sorted keys, two-space indent, ASCII, one trailing newline; tuples become
-    lists.
+    lists. A list without objects stands on one line, and so does an object of plain values in 110 characters:
+    expressions and parameters read as one, a change is one line, and manifests are a third of the size.
 
     Raises:
         ValueError: a float that JSON cannot hold.
     """
-    return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode(
-        "ascii"
-    )
+    return (_canonical(value, "\n") + "\n").encode("ascii")
+
+
+LINE = 110
+"""Characters of an object on one line."""
+
+
+def _canonical(value: object, newline: str) -> str:
+    if isinstance(value, dict) and value:
+        line = "{" + ", ".join(f"{_leaf(k)}: {_leaf(value[k])}" for k in sorted(value)) + "}"
+        if len(line) <= LINE and not any(map(_holds_objects, value.values())):
+            return line
+        inner = newline + "  "
+        items = (f"{_leaf(k)}: {_canonical(value[k], inner)}" for k in sorted(value))
+        return "{" + inner + f",{inner}".join(items) + newline + "}"
+    if isinstance(value, list | tuple) and _holds_objects(value):
+        inner = newline + "  "
+        return "[" + inner + f",{inner}".join(_canonical(v, inner) for v in value) + newline + "]"
+    return _leaf(value)
+
+
+def _holds_objects(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list | tuple) and any(map(_holds_objects, value)))
+
+
+def _leaf(value: object) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False)
 
 
 def _decode(data: bytes) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kiln.backends.cpu.abi import Abi, Memory
-from kiln.backends.cpu.c_expr import BARE, c_type, expression, literal, splat
+from kiln.backends.cpu.c_expr import BARE, NARROW, Lanes, c_type, expression, literal, splat
 from kiln.backends.cpu.schedule import LOADS, Cut, Schedule, Space, space_of
 from kiln.compiler.rowprogram import Instruction
 from kiln.ir.diagnostics import LegalityError
 
 
-def operand_text(schedule: Schedule, user: Instruction, space: Space, value: int) -> str:
+def operand_text(schedule: Schedule, user: Instruction, space: Space, value: int, lanes: Lanes = NARROW) -> str:
     """The text of an operand where `user` is computed in `space`: a number is made a vector where C does not do it."""
     i = schedule.defined[value]
     text = f"v{value}"
@@ -25,7 +25,7 @@ def operand_text(schedule: Schedule, user: Instruction, space: Space, value: int
         return text
     others = [space_of(schedule.defined[a].shape) for a in user.args]
     plain = user.name in BARE and any(o not in (Space.SCALAR, Space.GROUP) or o is space for o in others)
-    return text if plain else splat(i, space, text)
+    return text if plain else splat(i, space, text, lanes)
 
 
 @dataclass
@@ -38,17 +38,20 @@ class Body:
     stage: int
     step: int
     buffers: bool = True
+    lanes: Lanes = NARROW
     lines: list[str] = field(default_factory=list)
     pointers: set[str] = field(default_factory=set)
     kept: dict[int, Cut] = field(default_factory=dict)
     tables: set[int] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
-    results: list[int] = field(default_factory=list)
+    results: list[Instruction] = field(default_factory=list)
     cost: int = 0
     uses_width: bool = False
 
-    def build(self, sinks: Iterable[int], stores: Iterable[Instruction], keeps: Iterable[Cut], results: list[int]) -> Body:
-        """Fill in the lines: compute `sinks`, run `stores`, put `keeps` into their buffers, return or write out `results`."""
+    def build(self, stores: Iterable[Instruction], keeps: Iterable[Cut], reductions: list[Instruction]) -> Body:
+        """Fill in the lines: what `stores` store, what `keeps` put into buffers, what `reductions` take."""
+        stores, keeps = list(stores), list(keeps)
+        sinks = [*(r.args[0] for r in reductions), *(s.args[0] for s in stores), *(c.value for c in keeps)]
         computed = self.schedule.needed(sinks, self.stage, self.step, buffers=self.buffers)
         self.cost = self.schedule.cost(computed)
         for value in computed:
@@ -58,42 +61,51 @@ class Body:
             self.lines.append(self._store(store))
         for cut in keeps:
             self.kept[cut.value] = cut
-            self.lines.append(f"f32_store(v{cut.value}_kept, (vf)v{cut.value}, 16);")
-        self.results = results
-        if len(results) == 1:
-            self.lines.append(f"return v{results[0]};")
+            self.lines.append(f"kept_store{self.lanes.suffix}(v{cut.value}_kept, ({self.lanes.f})v{cut.value});")
+        self.results = reductions
+        texts = [self._result(r) for r in reductions]
+        if len(texts) == 1:
+            self.lines.append(f"return {texts[0]};")
         else:
-            self.lines += [f"*v{r}_result = v{r};" for r in results]
+            self.lines += [f"*v{r.result}_result = {text};" for r, text in zip(reductions, texts, strict=True)]
         return self
+
+    def _result(self, reduction: Instruction) -> str:
+        """What the reduction takes: elements beyond the row are the identity, pairs of a wide vector are combined."""
+        is_sum = reduction.text == "arith.addf"
+        kept = f"{self.lanes.f}_keep(v{reduction.args[0]}, k, {'0.0f' if is_sum else '-__builtin_inff()'})"
+        return kept if self.lanes is NARROW else f"wf_pair_{'add' if is_sum else 'max'}({kept})"
 
     def _compute(self, value: int) -> None:
         i = self.schedule.defined[value]
         cut = self.schedule.kept(value, self.stage, self.step, buffers=self.buffers)
         space = self.schedule.space(value)
+        kind = c_type(i.dtype, space, self.lanes)
         if cut is not None and cut.operand:
             text = self._load(self.abi.memory(cut.operand))
         elif cut is not None:
             self.kept[value] = cut
-            text = f"({c_type(i.dtype, space)})f32_load(v{value}_kept, 16)"
+            text = f"({kind})kept_load{self.lanes.suffix}(v{value}_kept)"
         elif i.name == "kiln.take_row":
             self.tables.add(value)
-            text = f"{i.dtype}_load(v{value}_row + i, k)"
+            text = f"{i.dtype}_load{self.lanes.suffix}(v{value}_row + i, k)"
         elif i.name in LOADS:
             text = self._load(self.abi.memory(i.text), second_half=i.name == "kiln.half" and i.index == 1)
         else:
-            text = expression(i, space, lambda a: self._operand(i, space, a))
-        self.lines.append(f"const {c_type(i.dtype, space)} v{value} = {text};")
+            clean = all(self.schedule.clean(a) for a in i.args) if i.name == "arith.truncf" else False
+            text = expression(i, space, lambda a: self._operand(i, space, a), self.lanes, clean=clean)
+        self.lines.append(f"const {kind} v{value} = {text};")
 
     def _load(self, memory: Memory, *, second_half: bool = False) -> str:
         self.pointers.add(memory.key)
         self.uses_width |= second_half
-        return f"{memory.dtype}_load({memory.name}{' + n' if second_half else ''} + i, k)"
+        return f"{memory.dtype}_load{self.lanes.suffix}({memory.name}{' + n' if second_half else ''} + i, k)"
 
     def _operand(self, user: Instruction, space: Space, value: int) -> str:
         i = self.schedule.defined[value]
         if i.name != "arith.constant" and self.schedule.space(value) in (Space.SCALAR, Space.GROUP):
             self.numbers.add(value)
-        return operand_text(self.schedule, user, space, value)
+        return operand_text(self.schedule, user, space, value, self.lanes)
 
     def _store(self, store: Instruction) -> str:
         memory = self.abi.memory(store.text)
@@ -102,15 +114,15 @@ class Body:
         if memory.space is Space.PAIR:
             if memory.dtype.name != "u8":
                 raise LegalityError(f"packed values of type {memory.dtype} have no CPU form; pack u8", store.name)
-            return f"u8x8_store({memory.name} + i / 2, {value}, k / 2);"
-        return f"{memory.dtype}_store({memory.name} + i, {value}, k);"
+            return f"{'u8x8' if self.lanes is NARROW else 'u8'}_store({memory.name} + i / 2, {value}, k / 2);"
+        return f"{memory.dtype}_store{self.lanes.suffix}({memory.name} + i, {value}, k);"
 
     def parameters(self) -> list[tuple[str, str]]:
         """(C type, name) of each parameter but the position `i` and the count `k`."""
         found = [(f"{'' if m.written else 'const '}{m.dtype.c} *", m.name) for m in self.abi.memories if m.key in self.pointers]
         found += [(f"const {self.schedule.defined[v].dtype.c} *", f"v{v}_row") for v in sorted(self.tables)]
         found += [("float *", f"v{value}_kept") for value in sorted(self.kept)]
-        found += [("vf *", f"v{r}_result") for r in self.results if len(self.results) > 1]
+        found += [("vf *", f"v{r.result}_result") for r in self.results if len(self.results) > 1]
         defined = self.schedule.defined
         found += [(f"{c_type(defined[v].dtype, Space.SCALAR)} ", f"v{v}") for v in sorted(self.numbers)]
         return found + ([("int64_t ", "n")] if self.uses_width else [])
@@ -127,7 +139,7 @@ class Body:
         given = [m.name for m in self.abi.memories if m.key in self.pointers]
         given += [f"v{v}_row" for v in sorted(self.tables)]
         given += [f"v{v}_kept + {block if c.block else position}" for v, c in sorted(self.kept.items())]
-        given += [f"&v{r}_part[j]" for r in self.results if len(self.results) > 1]
+        given += [f"&v{r.result}_part[j]" for r in self.results if len(self.results) > 1]
         given += [f"v{v}_lane[{lane}]" if self.schedule.space(v) is Space.GROUP else f"v{v}" for v in sorted(self.numbers)]
         given += ["n"] if self.uses_width else []
         return f"{self.name}({', '.join([*given, position, count])})"

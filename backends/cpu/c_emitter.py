@@ -23,7 +23,7 @@ from kiln.ir.spec import Op
 
 HEADERS = Path(__file__).parent / "vec"
 """The vector headers; what a source uses of them is copied into it, so that it compiles alone."""
-OPTIONAL_HEADERS = {"kiln_f16.h": r"\bf16_", "kiln_fma.h": r"\b[vf]f?_fma\(", "kiln_nvfp4.h": r"\bnvfp4_"}
+OPTIONAL_HEADERS = {"kiln_f16.h": r"\bf16_|_round_f16\b", "kiln_fma.h": r"_fma\(", "kiln_nvfp4.h": r"\bnvfp4_"}
 """Header -> pattern of what in a source needs it."""
 
 
@@ -122,7 +122,8 @@ class _Writer:
         if i.name == "arith.constant":
             return ""
         if i.name == "kiln.argument":
-            return f"const {kind} v{value} = ({kind}){self._argument(i.text)}; /* {i.text} */\n"
+            number = f"f_argument({self._argument(i.text)})" if i.dtype.is_float else f"({kind}){self._argument(i.text)}"
+            return f"const {kind} v{value} = {number}; /* {i.text} */\n"
         if i.name == "kiln.load":
             return f"const {kind} v{value} = {self._scalar_load(i.text)};\n"
         text = expression(i, Space.SCALAR, lambda a: operand_text(self.schedule, i, Space.SCALAR, a))

@@ -4,50 +4,41 @@ from __future__ import annotations
 
 from kiln.backends.cpu.abi import Abi
 from kiln.backends.cpu.c_body import Body, operand_text
-from kiln.backends.cpu.c_expr import c_type, expression
-from kiln.backends.cpu.schedule import Cut, Schedule, Space
+from kiln.backends.cpu.c_expr import NARROW, WIDE, Lanes, c_type, expression
+from kiln.backends.cpu.schedule import LOADS, Cut, Schedule, Space, space_of
 from kiln.compiler.rowprogram import Instruction
 from kiln.ir.diagnostics import LegalityError
 
 BUFFERED = 8192
 """Elements of a row that buffers hold (32 KiB each); the rest of a longer row is computed again."""
+ENDLESS = 110
+"""Cost of a loop's vector from which wide vectors don't pay."""
 HEAVY = 40
 """Cost of a vector from which it is not worth while to have a copy of its code for each place in the tree."""
 
-SUM = """\
-for (; {limit} - i >= 256; i += 256) tree_push({v}_level + 4, (uint64_t)i / 256, KILN_FOLD16(pair_add, KILN_V, 0));
-if (({limit} - i) & 128) {v}_level[3] = KILN_FOLD8(pair_add, KILN_V, 0), i += 128;
-if (({limit} - i) & 64) {v}_level[2] = KILN_FOLD4(pair_add, KILN_V, 0), i += 64;
-if (({limit} - i) & 32) {v}_level[1] = KILN_FOLD2(pair_add, KILN_V, 0), i += 32;
-if (({limit} - i) & 16) {v}_level[0] = KILN_V(0), i += 16;
-if (i < {limit}) {v}_rest = vf_keep({last}, {limit} - i, 0.0f), i = {limit};
-"""
 MAX = """\
-for (; {limit} - i >= 64; i += 64) {{
-  {v}_top[0] = vf_maxnum(KILN_V(0), {v}_top[0]), {v}_top[1] = vf_maxnum(KILN_V(1), {v}_top[1]);
-  {v}_top[2] = vf_maxnum(KILN_V(2), {v}_top[2]), {v}_top[3] = vf_maxnum(KILN_V(3), {v}_top[3]);
+for (; {limit} - i >= {four}; i += {four}) {{
+  {v}_top[0] = vf_max_into(KILN_V(0), {v}_top[0]), {v}_top[1] = vf_max_into(KILN_V(1), {v}_top[1]);
+  {v}_top[2] = vf_max_into(KILN_V(2), {v}_top[2]), {v}_top[3] = vf_max_into(KILN_V(3), {v}_top[3]);
 }}
-for (; {limit} - i >= 16; i += 16) {v}_top[0] = vf_maxnum(KILN_V(0), {v}_top[0]);
-if (i < {limit}) {v}_top[0] = vf_maxnum(vf_keep({last}, {limit} - i, -__builtin_inff()), {v}_top[0]), i = {limit};
+for (; {limit} - i >= {unit}; i += {unit}) {v}_top[0] = vf_max_into(KILN_V(0), {v}_top[0]);
+if (i < {limit}) {v}_top[0] = vf_max_into({last}, {v}_top[0]), i = {limit};
 """
 PLAIN = """\
-for (; {limit} - i >= 16; i += 16) {full};
+for (; {limit} - i >= {unit}; i += {unit}) {full};
 if (i < {limit}) {last}, i = {limit};
 """
-
-
 PARTS = """\
 while (i < {limit}) {{
   const uint64_t block = (uint64_t)i / 256;
   vf {declared};
 #pragma clang loop unroll(disable)
-  for (int64_t j = 0; j < 16; ++j) {{
-    if ({limit} - i >= 16) {{
+  for (int64_t j = 0; j < {count}; ++j) {{
+    if ({limit} - i >= {unit}) {{
       {full};
-      i += 16;
+      i += {unit};
     }} else if (i < {limit}) {{
       {last};
-      {keep}
       i = {limit};
     }} else {{
       {clear}
@@ -66,7 +57,7 @@ for (int64_t j = 0; j < 16; ++j) {{
   {v}_part[j] = vf_all(-__builtin_inff());
   for (int64_t t = 0; t < {size} && j < live; t += 16) {{
     const int64_t i = (g + j) * {size} + t;
-    {v}_part[j] = vf_maxnum({call}, {v}_part[j]);
+    {v}_part[j] = vf_max_into({call}, {v}_part[j]);
   }}
 }}
 #define KILN_V(j) {v}_part[j]
@@ -88,12 +79,38 @@ def indented(text: str, depth: int) -> str:
     return "".join(line if line.startswith("#") or not line.strip() else "  " * depth + line for line in text.splitlines(True))
 
 
+def is_sum(reduction: Instruction) -> bool:
+    """Whether a reduction adds (else it takes the largest)."""
+    return reduction.text == "arith.addf"
+
+
+def fold(function: str, count: int) -> str:
+    """`count` vectors KILN_V(0), KILN_V(1), … folded to one."""
+    return f"KILN_FOLD{count}({function}, KILN_V, 0)" if count > 1 else "KILN_V(0)"
+
+
+def lanes_of(schedule: Schedule) -> Lanes:
+    """Wide vectors where rows are bf16 for the most part: they need no shuffle then; f32 would need two, and f16 has an instruction for
+    neighbours.
+
+    Very long bodies (erf) would spill on SSE2: 48 against 27 ns an element for gelu. So would heavy reductions (softmax).
+    """
+    rows = [i for i in schedule.instructions if space_of(i.shape) is Space.ROW]
+    types = [i.dtype.name for i in rows if i.name in LOADS or i.name == "kiln.store"]
+    bf16 = types.count("bf16")
+    summed = {schedule.stage[r.args[0]] for r in schedule.reductions if is_sum(r)}
+    costs = {n: schedule.cost(schedule.needed(schedule.sinks(n), n, whole=True)) for n in range(schedule.last + 1)}
+    dear = any(cost >= (HEAVY if n in summed else ENDLESS) for n, cost in costs.items())
+    return WIDE if bf16 * 2 > len(types) and not dear and "f16" not in types and "i32" not in types else NARROW
+
+
 class Loops:
     """The loops of one stage of a schedule, as text to be run for one row; `functions` are what they call."""
 
     def __init__(self, schedule: Schedule, abi: Abi, entry: str, stage: int) -> None:
         self.schedule, self.abi, self.entry, self.stage = schedule, abi, entry, stage
         self.functions: list[str] = []
+        self.lanes = lanes_of(schedule)
         self.reductions = [r for r in schedule.reductions if schedule.stage[r.args[0]] == stage]
         stores = [s for s in schedule.stores if schedule.store_stage(s) == stage]
         self.element_stores = [s for s in stores if abi.memory(s.text).space in (Space.ROW, Space.PAIR)]
@@ -105,23 +122,24 @@ class Loops:
             return ""
         return self._blocks() if self.schedule.steps(self.stage) else self._simple()
 
-    def _body(self, name: str, step: int, stores: list[Instruction], results: list[int], keeps: list[Cut], buffers: bool) -> Body:
-        body = Body(self.schedule, self.abi, f"{self.entry}_{name}", self.stage, step, buffers)
-        values = [s.args[0] for s in stores if self.schedule.space(s.args[0]) is not Space.SCALAR]
-        body.build([*results, *values, *(c.value for c in keeps)], stores, keeps, results)
+    def _body(
+        self, name: str, step: int, stores: list[Instruction], reductions: list[Instruction], keeps: list[Cut], buffers: bool, lanes: Lanes
+    ) -> Body:
+        body = Body(self.schedule, self.abi, f"{self.entry}_{name}", self.stage, step, buffers, lanes)
+        body.build(stores, keeps, reductions)
         self.functions.append(body.text())
         return body
 
     def _simple(self) -> str:
         """One pass over the row, vector by vector."""
-        results = [r.args[0] for r in self.reductions]
         buffers = self.schedule.row_buffers()
         keeps = [c for c in buffers if c.stage == self.stage]
         split = any(c.stage <= self.stage for c in buffers)
-        bodies = {"near": self._body(f"s{self.stage}", 0, self.element_stores, results, keeps, True)} if split else {}
-        far = "_far" if split else ""
-        bodies["n"] = self._body(f"s{self.stage}{far}", 0, self.element_stores, results, [], False)
-        parted = len(results) > 1 or any(b.cost >= HEAVY for b in bodies.values()) and self._is_sum(self.reductions)
+        name = f"s{self.stage}"
+        bodies = {"near": self._body(name, 0, self.element_stores, self.reductions, keeps, True, self.lanes)} if split else {}
+        bodies["n"] = self._body(f"{name}_far" if split else name, 0, self.element_stores, self.reductions, [], False, self.lanes)
+        heavy = any(b.cost >= HEAVY for b in bodies.values()) and any(map(is_sum, self.reductions))
+        parted = len(self.reductions) > 1 or heavy
         text = "".join(self._accumulators(r) for r in self.reductions) + "int64_t i = 0;\n"
         text += f"const int64_t near = n < {BUFFERED} ? n : {BUFFERED};\n" if split else ""
         text += "".join(self._range(body, limit, parted) for limit, body in bodies.items())
@@ -129,54 +147,69 @@ class Loops:
         names = "".join(f"float v{r.result};\n" for r in self.reductions)
         return f"{names}{{\n{indented(text, 1)}}}\n"
 
-    def _is_sum(self, reductions: list[Instruction]) -> bool:
-        return any(r.text == "arith.addf" for r in reductions)
-
     def _range(self, body: Body, limit: str, parted: bool) -> str:
-        last = body.call("i", f"{limit} - i")
+        unit = self.lanes.count
+        full, last = body.call("i", str(unit)), body.call("i", f"{limit} - i")
         if not self.reductions:
-            return PLAIN.format(limit=limit, full=body.call("i", "16"), last=last)
+            return PLAIN.format(limit=limit, unit=unit, full=full, last=last)
         if parted:
-            return self._in_parts(body, limit)
-        template = SUM if self._is_sum(self.reductions) else MAX
-        text = template.format(limit=limit, v=f"v{self.reductions[0].result}", last=last)
-        return f"#define KILN_V(j) {body.call('i + 16 * (j)', '16')}\n{text}#undef KILN_V\n"
+            return self._in_parts(limit, full, last)
+        v = f"v{self.reductions[0].result}"
+        text = self._sum(v, limit, last)
+        if not is_sum(self.reductions[0]):
+            text = MAX.format(limit=limit, v=v, last=last, unit=unit, four=4 * unit)
+        return f"#define KILN_V(j) {body.call(f'i + {unit} * (j)', str(unit))}\n{text}#undef KILN_V\n"
 
-    def _in_parts(self, body: Body, limit: str) -> str:
-        """Sixteen vectors put on the stack, then folded."""
-        parts = [f"v{r.args[0]}_part" for r in self.reductions]
+    def _sum(self, v: str, limit: str, last: str) -> str:
+        """Blocks of 256 elements pushed into the tree, then what is left: each power of two in its own level."""
+        unit = self.lanes.count
+        text = f"for (; {limit} - i >= 256; i += 256) tree_push({v}_level + 4, (uint64_t)i / 256, {fold('pair_add', 256 // unit)});\n"
+        for level in range(3, -1, -1):
+            size = 16 << level
+            if size >= unit:
+                text += f"if (({limit} - i) & {size}) {v}_level[{level}] = {fold('pair_add', size // unit)}, i += {size};\n"
+        return text + f"if (i < {limit}) {v}_rest = {last}, i = {limit};\n"
+
+    def _in_parts(self, limit: str, full: str, last: str) -> str:
+        """256 elements' vectors put on the stack, then folded."""
+        parts = [f"v{r.result}_part" for r in self.reductions]
         assign = f"{parts[0]}[j] = " if len(parts) == 1 else ""
-        identity = ["0.0f" if r.text == "arith.addf" else "-__builtin_inff()" for r in self.reductions]
+        identity = ["0.0f" if is_sum(r) else "-__builtin_inff()" for r in self.reductions]
+        count = 256 // self.lanes.count
         return PARTS.format(
             limit=limit,
-            declared=", ".join(f"{p}[16]" for p in dict.fromkeys(parts)),
-            full=assign + body.call("i", "16"),
-            last=assign + body.call("i", f"{limit} - i"),
-            keep=" ".join(f"{p}[j] = vf_keep({p}[j], {limit} - i, {e});" for p, e in zip(parts, identity, strict=True)),
+            unit=self.lanes.count,
+            count=count,
+            declared=", ".join(f"{p}[{count}]" for p in parts),
+            full=assign + full,
+            last=assign + last,
             clear=" ".join(f"{p}[j] = vf_all({e});" for p, e in zip(parts, identity, strict=True)),
-            folds="".join(self._fold(r, p) for r, p in zip(self.reductions, parts, strict=True)),
+            folds="".join(self._fold(r, p, count) for r, p in zip(self.reductions, parts, strict=True)),
         )
 
-    def _fold(self, reduction: Instruction, part: str) -> str:
+    def _fold(self, reduction: Instruction, part: str, count: int) -> str:
         v = f"v{reduction.result}"
-        if reduction.text != "arith.addf":
-            return f"  for (int j = 0; j < 16; ++j) {v}_top[0] = vf_maxnum({part}[j], {v}_top[0]);\n"
-        push = f"tree_push({v}_level + 4, block, KILN_FOLD16(pair_add, KILN_V, 0));"
+        if not is_sum(reduction):
+            return f"  for (int j = 0; j < {count}; ++j) {v}_top[0] = vf_max_into({part}[j], {v}_top[0]);\n"
+        push = f"tree_push({v}_level + 4, block, {fold('pair_add', count)});"
         return f"#define KILN_V(j) {part}[j]\n  {push}\n#undef KILN_V\n"
 
     def _accumulators(self, reduction: Instruction) -> str:
         v = f"v{reduction.result}"
-        if reduction.text == "arith.addf":
+        if is_sum(reduction):
             return f"vf {v}_level[KILN_LEVELS], {v}_rest = {{0}};\n"
         return f"vf {v}_top[4];\nfor (int j = 0; j < 4; ++j) {v}_top[j] = vf_all(-__builtin_inff());\n"
 
     def _root(self, reduction: Instruction, parted: bool) -> str:
         v = f"v{reduction.result}"
-        if reduction.text != "arith.addf":
-            return f"{v} = lanes_max(vf_maxnum(vf_maxnum({v}_top[0], {v}_top[1]), vf_maxnum({v}_top[2], {v}_top[3])));\n"
+        if not is_sum(reduction):
+            pairs = f"vf_max_into({v}_top[0], {v}_top[1]), vf_max_into({v}_top[2], {v}_top[3])"
+            return f"{v} = lanes_max(vf_max_into({pairs}));\n"
         if parted:
             return f"{v} = tree_root({v}_level + 4, ((uint64_t)n + 255) / 256, {v}_rest, 0);\n"
-        return f"{v} = tree_root({v}_level, (uint64_t)n / 16, {v}_rest, n % 16 != 0);\n"
+        unit = self.lanes.count
+        level = f"{v}_level + 1" if unit == 32 else f"{v}_level"
+        return f"{v} = tree_root({level}, (uint64_t)n / {unit}, {v}_rest, n % {unit} != 0);\n"
 
     def _blocks(self) -> str:
         """The row in blocks of sixteen groups: reduce them, compute one vector with a lane a group, use its lanes."""
@@ -190,10 +223,11 @@ class Loops:
         for step in range(count):
             if len([v for v in groups if self._reduces(v) and self.schedule.step[v] == step + 1]) != 1:
                 raise LegalityError("two group reductions of one step have no CPU form", "linalg.reduce")
-            argument = self.schedule.defined[reduced[step + 1]].args[0]
-            bodies.append(self._body(f"s{self.stage}_{step}", step, [], [argument], self.schedule.block_cuts(self.stage, step), False))
+            reduction = self.schedule.defined[reduced[step + 1]]
+            keeps = self.schedule.block_cuts(self.stage, step)
+            bodies.append(self._body(f"s{self.stage}_{step}", step, [], [reduction], keeps, False, NARROW))
         if self.element_stores:
-            bodies.append(self._body(f"s{self.stage}_{count}", count, self.element_stores, [], [], False))
+            bodies.append(self._body(f"s{self.stage}_{count}", count, self.element_stores, [], [], False, NARROW))
         size = self.schedule.group
         kept = {c.value for b in bodies for c in b.kept.values()}
         text += "".join(f"float v{v}_kept[16 * {size}];\n" for v in sorted(kept))

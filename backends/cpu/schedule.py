@@ -13,6 +13,7 @@ from enum import Enum
 
 from kiln.compiler.rowprogram import Instruction, RowProgram
 from kiln.ir.diagnostics import LegalityError
+from kiln.ir.dtypes import BF16, F16
 from kiln.ir.language import Shape
 
 COSTS = {"arith.divf": 12, "math.sqrt": 12, "arith.truncf": 6, "math.fma": 4, "kiln.load": 2, "kiln.half": 2, "kiln.take_row": 2}
@@ -134,6 +135,15 @@ class Schedule:
         i = self.defined[value]
         return i.name not in LOADS and i.name != "linalg.reduce" and all(self.uniform(a) for a in i.args)
 
+    def clean(self, value: int) -> bool:
+        """Whether NaN in a float value has no bit set in its lower half: NaN from bf16 and from arithmetic has not."""
+        i = self.defined[value]
+        if i.name in LOADS:
+            return i.dtype is BF16
+        if i.name in ("arith.constant", "kiln.argument", "arith.sitofp", "arith.truncf"):
+            return i.dtype is not F16
+        return i.name != "arith.bitcast" and all(self.clean(a) for a in i.args if self.defined[a].dtype.is_float)
+
     def store_stage(self, store: Instruction) -> int:
         """The stage in whose loop an output is stored."""
         return self.last if store.text in self.deferred else self.stage[store.args[0]]
@@ -205,24 +215,28 @@ class Schedule:
             self.deferred |= unsafe
 
     def _crossing(self, inside: Iterable[int], rank: dict[int, int], at: int) -> Iterable[int]:
-        """Row values of rank `at` that values of higher rank use."""
-        used = {a for v in inside if rank[v] > at for a in self.defined[v].args}
+        """Row values of rank `at` that values of higher rank use; a reduction uses its operand in the operand's own loop."""
+        users = (self.defined[v] for v in inside if rank[v] > at)
+        used = {a for i in users if i.name != "linalg.reduce" for a in i.args}
         return [v for v in sorted(used, key=self.order.__getitem__) if rank[v] == at and self.space(v) is Space.ROW]
 
     def _cut_stage(self, stage: int) -> None:
         later = {v for s in range(stage + 1, self.last + 1) for v in self.needed(self.sinks(s), s, whole=True)}
+        own = self.needed(self.sinks(stage), stage, whole=True)
         stored = {s.args[0]: s.text for s in self.stores if self.store_stage(s) == stage and space_of(s.shape) is Space.ROW}
         for value in self._crossing(later, self.stage, stage):
             if value in stored:
                 self.cuts += (Cut(value, stage, 0, stored[value]),)
-            elif self.step[value] == 0 and self.cost(self.needed([value], stage + 1)) >= DEAR_ROW:
+            elif value in own and self.step[value] == 0 and self.cost(self.needed([value], stage + 1)) >= DEAR_ROW:
                 self.cuts += (Cut(value, stage, 0),)
 
     def _cut_steps(self, stage: int) -> None:
         inside = self.needed(self.sinks(stage), stage, whole=True)
         for step in range(self.steps(stage)):
+            reduced = [self.defined[v].args[0] for v in inside if self.step[v] == step + 1 and self.defined[v].name == "linalg.reduce"]
+            own = self.needed(reduced, stage, step)
             for value in self._crossing(inside, self.step, step):
-                if self.cost(self.needed([value], stage, step)) >= DEAR_BLOCK:
+                if value in own and self.cost(self.needed([value], stage, step)) >= DEAR_BLOCK:
                     self.cuts += (Cut(value, stage, step, block=True),)
 
     def _overwrites(self, store: Instruction) -> bool:

@@ -9,6 +9,7 @@ import importlib.util
 import io
 import os
 import re
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ from kiln.runtime.cubin import read_cubin
 
 KNOBS = ("TRITON_", "PTXAS_OPTIONS", "DISABLE_PTXAS_OPT", "NVPTX_ENABLE_DUMP", "USE_IR_LOC", "LLVM_EXTRACT_DI_LOCAL_VARIABLES")
 """Environment names that can change or replace Triton's output (knobs.py, compiler.py)."""
+
+BUDGET = {"registers": 255, "spill_stores": 0, "spill_loads": 0, "stack": 0}
+"""What a kernel may take unless its table row says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,8 @@ def assemble(source: Source, target: Target) -> Compiled:
     module = load_source(source.text, source.function) if source.text else importlib.import_module(source.module)
     function = getattr(module, source.function)
     signature = {p["name"]: contract.triton_type(p) for p in source.params} | dict.fromkeys(source.constants, "constexpr")
-    hints = {(i,): [["tt.divisibility", 16]] for i, p in enumerate(source.params) if p.get("align") == 16 or p.get("divisible_by") == 16}
+    hinted = (p for p in source.params if p.get("align", 1) % 16 == 0 or p.get("divisible_by") == 16)
+    hints = {(function.arg_names.index(p["name"]),): [["tt.divisibility", 16]] for p in hinted}
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
         made = triton_compile(
@@ -118,14 +123,18 @@ def assemble(source: Source, target: Target) -> Compiled:
         raise BuildError(f"{source.function} for {target.name} needs {scratch} bytes of hidden scratch, which no launch provides")
     return Compiled(
         made.asm["cubin"], made.asm, meta.name, meta.shared, meta.num_warps, meta.num_ctas,
-        int(spills.group(1)), int(spills.group(2)), get_ptxas(target.capability).version,
+        int(spills.group(1)), int(spills.group(2)), ptxas_version(get_ptxas(target.capability).path),
     )  # fmt: skip
 
 
-def ptxas_version(text: str) -> str:
-    """`12.9.86` from the assembler's own words."""
-    found = re.search(r"V?(\d+\.\d+\.\d+)", text)
-    return found.group(1) if found else text
+@lru_cache(maxsize=4)
+def ptxas_version(path: str) -> str:
+    """`12.9.86`, in the assembler's own words."""
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"V(\d+\.\d+\.\d+)", said)
+    if found is None:
+        raise BuildError(f"{path} --version does not state a version: {said!r}")
+    return found.group(1)
 
 
 def _ship(payload: Mapping[str, Any]) -> Ship:
@@ -159,15 +168,15 @@ def generated(op: Op, ops: Mapping[str, Op], payload: Mapping[str, Any], target:
     return kernel, Source("", kernel.name, kernel.source, params, constants, options, entry)
 
 
-def handwritten(payload: Mapping[str, Any], catalogs: tuple[str, ...]) -> Source:
+def handwritten(op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...]) -> Source:
     """The source of a hand-scheduled kernel, from its table row."""
     from kiln.backends.cuda.backend import primitives
 
-    row = next(p for p in primitives(load(catalogs)) if (p.op, p.variant) == (payload["op"], payload["variant"]))
+    row = next(p for p in primitives(load(catalogs)) if (p.op, p.variant) == (op.name, payload["variant"]))
     module, _, function = row.kernel.partition(":")
     entry = {
-        "tier": "primitive", "mode": row.mode, "grid": list(row.grid), "when": row.when, "priority": row.priority,
-        "scratch": [s.json() for s in row.scratch],
+        "tier": "fast" if op.body is not None else "primitive", "mode": row.mode, "grid": list(row.grid),
+        "when": row.when, "priority": row.priority, "scratch": [s.json() for s in row.scratch], "budget": {**BUDGET, **row.budget},
     }  # fmt: skip
     return Source(module, function, "", tuple(row.json_params()), dict(row.constants), row.compile_options(), entry)
 
@@ -189,9 +198,9 @@ def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) 
     return {
         "op": op.name, "variant": job.variant, "entry": made.name, "file": file, "bytes": len(made.cubin),
         "sha256": hashlib.sha256(made.cubin).hexdigest(), "inputs_digest": job.inputs_digest,
-        "toolchain": {"ptxas": ptxas_version(made.ptxas)}, "params": [*source.params, *nulls], "block": [32 * made.warps, 1, 1],
+        "toolchain": {"ptxas": made.ptxas}, "params": [*source.params, *nulls], "block": [32 * made.warps, 1, 1],
         "cluster": [made.ctas, 1, 1], "shared_bytes": made.shared, "launch": {}, "isa": None, "resources": resources,
-        "budget": {"registers": 255, "spill_stores": 0, "spill_loads": 0, "stack": 0},
+        "budget": BUDGET,
         "numerics": {"contract": contract_json, "selftest": {"seed": 0, "shape": {op.rows: 3, op.width: 256}}},
         "specialization": {**job.payload.get("types", {}), **job.payload.get("attrs", {}), **source.constants},
         **source.entry,
@@ -200,11 +209,15 @@ def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) 
 
 def run(job: Job) -> Built:
     """Compile one job; raises BuildError with the reason."""
+    private_environment()  # before a catalog can import Triton: some knobs count at import
     target = TARGETS[job.target]
     catalogs = tuple(job.payload["catalogs"])
     loaded = load(catalogs)
     op = loaded.ops[job.op]
-    source = generated(op, loaded.ops, job.payload, target)[1] if "schedule" in job.payload else handwritten(job.payload, catalogs)
+    if "schedule" in job.payload:
+        _, source = generated(op, loaded.ops, job.payload, target)
+    else:
+        source = handwritten(op, job.payload, catalogs)
     made = assemble(source, target)
     file = f"{job.op}.{job.variant}.cubin"
     return Built((manifest_entry(job, op, source, made, file),), {file: made.cubin})

@@ -9,7 +9,7 @@ from kiln.backends.cuda.schedule import Schedule
 from kiln.backends.cuda.triton_emitter import Parameter, TritonKernel
 from kiln.compiler.plan import type_predicates
 from kiln.ir import signature
-from kiln.ir.dtypes import DType
+from kiln.ir.dtypes import DTYPES, DType
 from kiln.ir.spec import Op, Ship, Tensor
 
 
@@ -25,7 +25,10 @@ def is_hinted(op: Op, p: Parameter, attrs: Mapping[str, Any]) -> bool:
         return True
     if p.kind not in ("ptr", "stride"):
         return False
-    fraction = signature.row_kind(op, operand_of(op, p), attrs).shape.fraction
+    kind = signature.row_kind(op, operand_of(op, p), attrs)
+    if kind.table and len(operand_of(op, p).dims) == 1:
+        return False
+    fraction = kind.shape.fraction
     return fraction is not None and fraction >= signature.HALF
 
 
@@ -50,20 +53,15 @@ def parameter_json(op: Op, p: Parameter, types: Mapping[str, DType], hinted: boo
         case "rows":
             return _number(p.name, "i32", operand_of(op, p).dims[0], False)
         case "scalar":
-            return _number(p.name, "f32", ["arg", p.operand], False)
+            scalar = next(s for s in op.scalars if s.name == p.operand)
+            return _number(p.name, scalar.dtype.name, ["arg", p.operand], False)
     return _number(p.name, "i32", ["dim", op.rows if p.kind == "M" else op.width], hinted)
-
-
-TRITON_SCALAR = {"f32": "fp32", "i32": "i32", "i64": "i64"}
 
 
 def triton_type(entry: Mapping[str, Any]) -> str:
     """The parameter's type in a Triton signature."""
-    if entry["kind"] == "ptr":
-        from kiln.ir.dtypes import DTYPES
-
-        return f"*{DTYPES[entry['dtype']].triton}"
-    return TRITON_SCALAR[entry["dtype"]]
+    name = DTYPES[entry["dtype"]].triton
+    return f"*{name}" if entry["kind"] == "ptr" else name
 
 
 def grid_json(op: Op, kernel: TritonKernel, schedule: Schedule) -> list[Any]:

@@ -14,7 +14,7 @@ Expr: TypeAlias = Any
 """A closed expression of the manifest, as JSON."""
 Pred: TypeAlias = Any
 """A closed predicate of the manifest, as JSON."""
-Constant: TypeAlias = bool | int | float | str
+Constant: TypeAlias = bool | int | float | str | None
 Unit: TypeAlias = Literal[1, 16]
 """What a value is known to be a multiple of."""
 
@@ -122,6 +122,9 @@ class CudaPrimitive:
     min_sm: int = 80
     """The least compute capability, as 10 * major + minor."""
     mode: Literal["exact", "fast"] = "exact"
+    budget: Mapping[str, int] = field(default_factory=dict)
+    """Upper bounds on resources (registers, spill_stores, spill_loads, stack, static_shared, code_bytes) that
+    differ from the backend's, which allow no spill and no stack."""
 
     def signature(self) -> dict[str, str]:
         """The `signature` of `triton.compiler.ASTSource`: types by parameter, "constexpr" for constants."""

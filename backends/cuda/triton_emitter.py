@@ -37,7 +37,7 @@ TRITON_TYPE = {
 EXACT: dict[str, str] = {
     "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.negf": "-{0}",
     "arith.divf": "tl.div_rn({0}, {1})", "math.sqrt": "tl.sqrt_rn({0})", "math.absf": "tl.abs({0})", "math.fma": "tl.fma({0}, {1}, {2})",
-    "arith.addi": "{0} + {1}", "arith.subi": "{0} - {1}", "arith.muli": "{0} * {1}", "arith.maxsi": "tl.maximum({0}, {1})", "arith.shli": "{0} << {1}", "arith.shrsi": "{0} >> {1}",
+    "arith.addi": "{0} + {1}", "arith.subi": "{0} - {1}", "arith.muli": "{0} * {1}", "arith.maxsi": "tl.maximum({0}, {1})", "arith.divsi": "{0} // {1}", "arith.shli": "{0} << {1}", "arith.shrsi": "{0} >> {1}",
     "arith.andi": "{0} & {1}", "arith.ori": "{0} | {1}", "arith.select": "tl.where({0}, {1}, {2})",
     "arith.maximumf": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "arith.minimumf": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
@@ -109,6 +109,11 @@ class _Emitter:
     def arg(self, number: int) -> str:
         return self.names[number]
 
+    def pointer(self, memory: str) -> str:
+        """The parameter of a memory operand; only an in/out operand has two sides to tell apart."""
+        name = memory.removesuffix(":out")
+        return f"{name}_out" if name != memory and self.tensors[name].role == "inout" else name
+
     def width(self, fraction: Fraction, base: str = "P") -> str:
         """A size as an expression of the block or row width."""
         text = base if fraction.numerator == 1 else f"{base} * {fraction.numerator}"
@@ -162,8 +167,50 @@ class _Emitter:
         self.line(f"row{i.result} = {clamped}")
         self.set(i, f"tl.load({i.text} + row{i.result} * {i.text}_stride + {self.cols(Fraction(1))}, {self.mask(Fraction(1))}, other=0.0)")
 
+    def take_element(self, i: Instruction) -> None:
+        self.set(i, f"tl.load({i.text} + {self.arg(i.args[0])}, rows < M, other=0)")
+
+    def take_columns(self, i: Instruction) -> None:
+        index, cols = (self.arg(n) for n in i.args)
+        self.line(f"row{i.result} = tl.minimum(tl.maximum({index}, 0), {i.text}_rows - 1).to(tl.int64)")
+        self.set(i, f"tl.load({i.text} + row{i.result} * {i.text}_stride + {cols}, {self.mask(Fraction(1))}, other=0.0)")
+
+    def permute(self, i: Instruction) -> None:
+        """The value computed again at other columns: from its loads on, so that nothing moves between threads."""
+        self.names[i.result] = self.at_columns(i.args[0], self.arg(i.args[1]), {})
+
+    def at_columns(self, number: int, cols: str, done: dict[int, str]) -> str:
+        i = self.definitions[number]
+        if i.shape.is_scalar or i.name == "tensor.splat":
+            return self.arg(number)
+        if number in done:
+            return done[number]
+        name = f"{self.arg(number)}_at"
+        if i.name in ("kiln.load", "kiln.half"):
+            operand = i.text if i.name == "kiln.load" else self.arg(i.args[0])[1:]
+            row = f"rows * {operand}_stride + " if i.name == "kiln.half" or i.index else ""
+            half = "N + " if i.name == "kiln.half" and i.index else ""
+            self.line(f"{name} = tl.load({operand} + {row}{half}{cols}, {self.mask(Fraction(1))}, other=0.0)")
+        else:
+            args = [self.at_columns(n, cols, done) for n in i.args]
+            self.line(f"{name} = {self.expression(i, args)}")
+        done[number] = name
+        return name
+
+    def expression(self, i: Instruction, args: list[str]) -> str:
+        """An element-wise operation on named values."""
+        if i.name in CONVERSIONS:
+            return f"{args[0]}.to({TRITON_TYPE[i.dtype.name]})"
+        if i.name == "arith.bitcast":
+            return f"{args[0]}.to({TRITON_TYPE[i.dtype.name]}, bitcast=True)"
+        if i.name in ("arith.cmpf", "arith.cmpi"):
+            return f"{args[0]} != {args[1]}" if i.text == "uno" else f"{args[0]} {i.text} {args[1]}"
+        if i.name == "arith.divf" and not self.fast and args[0] == "1.0":
+            return f"libdevice.rcp_rn({args[1]})"  # the same result as the division, in fewer instructions
+        return self.templates[i.name].format(*args)
+
     def store(self, i: Instruction) -> None:
-        operand = i.text.replace(":out", "_out")
+        operand = self.pointer(i.text)
         value = self.arg(i.args[0])
         if i.shape.is_scalar:
             self.line(f"tl.store({operand} + rows * {operand}_stride, {value}, rows < M)")
@@ -237,19 +284,12 @@ class _Emitter:
             self.line(f"even{source}, odd{source} = tl.split({self.arg(source)})")
         self.names[i.result] = self.halves[source][i.index]
 
-    def compare(self, i: Instruction) -> None:
-        a, b = (self.arg(n) for n in i.args)
-        self.set(i, f"{a} != {b}" if i.text == "uno" else f"{a} {i.text} {b}")
-
-    def bitcast(self, i: Instruction) -> None:
-        self.set(i, f"{self.arg(i.args[0])}.to({TRITON_TYPE[i.dtype.name]}, bitcast=True)")
-
     def emit(self, i: Instruction) -> None:
         special: dict[str, Callable[[Instruction], None]] = {
             "kiln.load": self.load, "kiln.half": self.half, "kiln.take_row": self.take_row, "kiln.store": self.store,
             "linalg.reduce": self.reduce, "linalg.broadcast": self.broadcast, "tensor.splat": self.splat,
             "tensor.expand_shape": self.reshape, "tensor.collapse_shape": self.reshape, "tensor.extract_slice": self.slice,
-            "arith.cmpf": self.compare, "arith.cmpi": self.compare, "arith.bitcast": self.bitcast,
+            "kiln.take_element": self.take_element, "kiln.take_columns": self.take_columns, "kiln.permute": self.permute,
         }  # fmt: skip
         if i.name == "kiln.argument":
             self.names[i.result] = i.text
@@ -259,31 +299,31 @@ class _Emitter:
             self.names[i.result] = "N"
         elif i.name == "arith.sitofp" and self.arg(i.args[0]) == "N":
             self.names[i.result] = "(N * 1.0)"  # N may be a constant, which has no method `to`
-        elif i.name in CONVERSIONS:
-            self.set(i, f"{self.arg(i.args[0])}.to({TRITON_TYPE[i.dtype.name]})")
+        elif i.name == "kiln.columns":
+            self.names[i.result] = self.cols(Fraction(1))
+        elif i.name == "kiln.row":
+            self.set(i, "rows.to(tl.int32)")
         elif i.name in special:
             special[i.name](i)
-        elif i.name == "arith.divf" and not self.fast and self.arg(i.args[0]) == "1.0":
-            self.set(i, f"libdevice.rcp_rn({self.arg(i.args[1])})")  # the same result as the division, in fewer instructions
         else:
-            self.set(i, self.templates[i.name].format(*(self.arg(n) for n in i.args)))
+            self.set(i, self.expression(i, [self.arg(n) for n in i.args]))
 
     # -- the function --------------------------------------------------------------------------------------------------------------------
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Pointers, then strides and table sizes, then scalars, then M and N."""
         memory = [a for a in self.program.arguments if a.removesuffix(":out") in self.tensors]
-        pointers = [Parameter(m.replace(":out", "_out"), "ptr", m) for m in memory]
+        pointers = [Parameter(self.pointer(m), "ptr", m) for m in memory]
         sizes: list[Parameter] = []
         for m in memory:
             tensor = self.tensors[m.removesuffix(":out")]
             kind = row_kind(self.op, tensor, self.attrs)
-            name = m.replace(":out", "_out")
-            if kind.per_row and tensor.layout != "nvfp4_128x4":
+            name = self.pointer(m)
+            if (kind.per_row or (kind.table and len(tensor.dims) == 2)) and tensor.layout != "nvfp4_128x4":
                 sizes.append(Parameter(f"{name}_stride", "stride", m))
             if tensor.layout == "strided":
                 sizes.append(Parameter(f"{name}_colstride", "colstride", m))
-            if kind.table:
+            if kind.table and len(tensor.dims) == 2:
                 sizes.append(Parameter(f"{name}_rows", "rows", m))
         scalars = [Parameter(s.name, "scalar", s.name) for s in self.op.scalars]
         return (*pointers, *sizes, *scalars, Parameter("M", "M"), Parameter("N", "N"))

@@ -11,7 +11,7 @@ from mlir.rewrite import PatternRewriter, RewritePatternSet, walk_and_apply_patt
 
 from kiln.ir import signature
 from kiln.ir.dtypes import BF16, BOOL, F16, F32, I32, I64, U8, DType
-from kiln.ir.language import Shape, Value
+from kiln.ir.language import SCALAR, Value
 from kiln.ir.spec import Op
 from kiln.ir.trace import RowMachine, plain
 
@@ -70,7 +70,7 @@ def _inline(op: Op, operation: ir.Operation) -> list[ir.Value]:
         absent = isinstance(operand.type, ir.NoneType)
         values[t.name] = None if absent else Value(machine, operand, signature.row_kind(op, t, attrs).shape, dtype_of(operand.type))
     for s, operand in zip(op.scalars, operands[len(op.inputs) :], strict=True):
-        values[s.name] = Value(machine, operand, Shape(), s.dtype)
+        values[s.name] = Value(machine, operand, SCALAR, s.dtype)
     types = {
         t.dtype.name: dtype_of(r.type)
         for t, r in zip(op.outputs, operation.results, strict=True)

@@ -47,7 +47,7 @@ class Rows:
         arguments, names = [], []
         for name, t in self._tensors():
             kind = signature.row_kind(self.op, t, self.attrs)
-            dims = "?x?x" if len(t.dims) == 2 and not kind.shape.is_scalar else "?x"
+            dims = "?x?x" if len(t.dims) == 2 and (kind.table or not kind.shape.is_scalar) else "?x"
             arguments.append(ir.Type.parse(f"memref<{dims}{signature.resolve(self.op, t, self.types).mlir}>"))
             names.append(name)
         for s in self.op.scalars:

@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kiln.runtime.arrays import ANY_CUDA, CPU, View, allocate_like, contiguous, described, view
+from kiln.runtime.arrays import ANY_CUDA, CPU, View, contiguous, described, view
 from kiln.runtime.bind import Binder, Geometry, flat_view
+from kiln.runtime.cpu import CpuDevice
 from kiln.runtime.errors import ContractError
 from kiln.runtime.manifest import parse_signature
 from kiln.tests.runtime.trees import dim, scalar, signature, tensor
@@ -25,8 +26,9 @@ def test_numpy(numpy_type: Any, name: str) -> None:
     v = view(x)
     assert v == View(x.ctypes.data, (3, 3), (4, 1), name, CPU, False, x)
     assert view(x) is not v
-    made = allocate_like(x, (2, 5), name)
+    made = CpuDevice(1).allocate(x, (2, 5), name, 0)
     assert (made.shape, made.dtype) == ((2, 5), np.dtype(numpy_type))
+    assert made.ctypes.data % 64 == 0
 
 
 def test_subclasses_and_read_only() -> None:

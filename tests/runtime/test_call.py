@@ -116,6 +116,7 @@ def test_threads_do_not_change_results(tree: Path, threads: int, monkeypatch: py
                 lib.gather(table, index)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_threads_after_fork(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "MIN_WORK", 1)
     x = rows(64, 8)

@@ -139,6 +139,7 @@ def test_root_that_is_no_folder(tmp_path: Path, root: str) -> None:
         kiln.load(tmp_path / "empty")
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_unreadable_tree(tree: Path) -> None:
     for folder in (tree.parent.parent.parent, tree.parent.parent, tree.parent, tree, tree / "cpu-x86_64"):
         os.chmod(folder, 0o755)

@@ -1,14 +1,12 @@
 /* a * b + c rounded once. */
 #if defined(__FMA__) || defined(__aarch64__)
 KILN_INLINE vf vf_fma(vf a, vf b, vf c) { return __builtin_elementwise_fma(a, b, c); }
+KILN_INLINE wf wf_fma(wf a, wf b, wf c) { return __builtin_elementwise_fma(a, b, c); }
 #else
 /* Without the instruction: the product is exact in f64, and so is the sum's rounding to f32, except where the f64 sum lies on (or in the
    subnormal range between) f32 ties: those lanes, one vector in millions, are rounded to odd first. */
 typedef double vd __attribute__((vector_size(128)));
 typedef int64_t vq __attribute__((vector_size(128)));
-#define KILN_LOW KILN_EVEN
-#define KILN_HIGH KILN_ODD
-typedef int32_t vi32 __attribute__((vector_size(128)));
 
 KILN_COLD void fma_odd(vf *to, const vf *a, const vf *b, const vf *c)
 {
@@ -27,7 +25,7 @@ KILN_COLD void fma_odd(vf *to, const vf *a, const vf *b, const vf *c)
 KILN_INLINE vf vf_fma(vf a, vf b, vf c)
 {
   const vd total = __builtin_convertvector(a, vd) * __builtin_convertvector(b, vd) + __builtin_convertvector(c, vd);
-  const vi32 halves = (vi32)total;
+  const wi halves = (wi)total;
   const vi low = __builtin_shufflevector(halves, halves, KILN_EVEN), high = __builtin_shufflevector(halves, halves, KILN_ODD) & 0x7fffffff;
   const vi tie = (low & 0x1fffffff) == 0x10000000;
   const vi tiny = (high < 0x38100000) & (high > 0);
@@ -35,6 +33,10 @@ KILN_INLINE vf vf_fma(vf a, vf b, vf c)
   vf result = __builtin_convertvector(total, vf);
   if (__builtin_expect(__builtin_reduce_or(doubtful) != 0, 0)) fma_odd(&result, &a, &b, &c);
   return result;
+}
+KILN_INLINE wf wf_fma(wf a, wf b, wf c)
+{
+  return wf_join(vf_fma(wf_first(a), wf_first(b), wf_first(c)), vf_fma(wf_second(a), wf_second(b), wf_second(c)));
 }
 #endif
 KILN_INLINE float f_fma(float a, float b, float c) { return vf_fma(vf_all(a), vf_all(b), vf_all(c))[0]; }

@@ -2,11 +2,11 @@
 
 An element is packed in 64 bits: an order-preserving key of its value above the complement of its column.
 Packed elements are distinct, so "larger" is the whole contract: NaN first, both zeros equal, ties by lower
-index. A program keeps the best `KEEP` of a range of columns in registers, sorted. A tile of columns is read
-once: the maximum of each group of its elements, a float maximum apiece, says whether anything in the tile can
-still enter. Only then are the groups' largest packed elements extracted, sorted and merged, repeatedly until
-no group holds an element above the k-th best. There are no atomics and no capacity that adversarial input
-could exceed.
+index. A block of elements is narrowed to few candidates: the k-th largest of the maxima of disjoint groups is
+at most the k-th largest element, and few elements reach it. Where more than CAP do, which takes adversarial
+input, the bound is bisected until between k and CAP elements reach it: packed elements are distinct, so it
+ends. Candidates are compacted by a prefix sum, and each is written to the place that the number of larger
+candidates gives: nothing is sorted, no order of execution is visible.
 """
 
 import triton
@@ -16,8 +16,12 @@ NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _nan_max(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def _widen(x):
+    """f32 values of f32 or bf16 ones, bit by bit: no conversion that could quiet or replace a NaN."""
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return x
 
 
 @triton.jit
@@ -30,162 +34,148 @@ def _key(x):
 
 
 @triton.jit
-def _pack(x, col):
-    return (_key(x).to(tl.uint64) << 32) | (~col).to(tl.uint32, bitcast=True).to(tl.uint64)
+def _join(key, col):
+    return (key.to(tl.uint64) << 32) | (~col).to(tl.uint32, bitcast=True).to(tl.uint64)
 
 
 @triton.jit
-def _side(rank: tl.constexpr, bit: tl.constexpr):
-    """0 and 1 along the hypercube axis of index bit `bit`."""
-    return tl.reshape(tl.arange(0, 2), [1] * (rank - bit - 1) + [2] + [1] * bit)
+def _above(peers, x):
+    """How many of `peers` are larger, for each x."""
+    return tl.sum((peers[None, :] > x[:, None]).to(tl.int32), axis=1)
 
 
 @triton.jit
-def _exchange(h, descending, rank: tl.constexpr, bit: tl.constexpr):
-    """Order each pair of elements whose index differs in `bit`."""
-    other = tl.sum(h, rank - 1 - bit, keep_dims=True) - h
-    return tl.where((h > other) != (descending ^ _side(rank, bit)).to(tl.int1), other, h)
+def _bound(peaks, k):
+    """The k-th largest of some elements, 0 if there are fewer."""
+    return tl.min(tl.where(_above(peaks, peaks) < k, peaks, tl.max(peaks, axis=0)), axis=0)
 
 
 @triton.jit
-def _bitonic(h, descending, rank: tl.constexpr, length: tl.constexpr):
-    """Sort every bitonic run of 2**length elements of a hypercube; `descending` is 0, 1, or varies over
-    the hypercube."""
-    for step in tl.static_range(length):
-        h = _exchange(h, descending, rank, length - 1 - step)
-    return h
+def _reach(packed, bound):
+    """Which elements of an [E, THREADS, VEC] block reach the bound: a bit mask a thread, bit e * VEC + v."""
+    steps: tl.constexpr = packed.shape[0]
+    vec: tl.constexpr = packed.shape[2]
+    bit = tl.arange(0, steps)[:, None, None] * vec + tl.arange(0, vec)[None, None, :]
+    one = tl.where(packed >= bound, 1 << bit, 0)
+    return tl.sum(tl.sum(one, axis=2), axis=0).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def _halve(h, descending: tl.constexpr, rank: tl.constexpr, keep: tl.constexpr):
-    """From neighbouring runs of opposite direction, the best run of each two: 2**rank elements become half
-    as many."""
-    h = tl.max(h, axis=rank - 1 - keep)
-    return _bitonic(h, _side(rank - 1, keep) if rank - 1 > keep else descending, rank - 1, keep)
+def _bits(mask):
+    """Ones of each mask."""
+    pairs = mask - ((mask >> 1) & 0x55555555)
+    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    return (((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24
 
 
 @triton.jit
-def _fold(h, descending: tl.constexpr, rank: tl.constexpr, keep: tl.constexpr):
-    """From 2**(rank - keep) sorted runs of alternating direction, the best 2**keep elements as one sorted
-    run."""
-    for i in tl.static_range(rank - keep):
-        h = _halve(h, descending, rank - i, keep)
-    return h
+def _narrow(packed, low, high, k, CAP: tl.constexpr):
+    """Masks of at least k and at most CAP elements, all that reach some bound, and their number; at least k
+    elements, or all that are live, reach `low`, and at most one reaches `high`."""
+    mask = _reach(packed, low)
+    count = tl.sum(_bits(mask).to(tl.int32), axis=0)
+    while count > CAP:
+        middle = low + ((high - low) >> 1)
+        fewer = _reach(packed, middle)
+        reach = tl.sum(_bits(fewer).to(tl.int32), axis=0)
+        enough = reach >= k
+        mask = tl.where(enough, fewer, mask)
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+        count = tl.where(enough, reach, count)
+    return mask, count
 
 
 @triton.jit
-def _sort_top(x, descending: tl.constexpr, rank: tl.constexpr, keep: tl.constexpr):
-    """The largest 2**keep of 2**rank elements, as a sorted hypercube."""
-    h = tl.reshape(x, [2] * rank)
-    for i in tl.static_range(1, keep + 1):
-        h = _bitonic(h, _side(rank, i) if i < rank else descending, rank, i)
-    return _fold(h, descending, rank, keep)
+def _lowest(mask, THREADS: tl.constexpr, VEC: tl.constexpr):
+    """The position in the block of each mask's lowest one."""
+    one = (mask & (~mask + 1)).to(tl.float32).to(tl.int32, bitcast=True)
+    bit = tl.maximum((one >> 23) - 127, 0)
+    return (bit // VEC) * (THREADS * VEC) + tl.arange(0, THREADS) * VEC + bit % VEC
 
 
 @triton.jit
-def _merge(best, rising, keep: tl.constexpr):
-    """The best 2**keep of two sorted runs, `best` descending and `rising` ascending."""
-    return _bitonic(tl.maximum(best, rising), 1, keep, keep)
+def _first_places(mask):
+    mine = _bits(mask).to(tl.int32)
+    return tl.cumsum(mine, axis=0) - mine
 
 
 @triton.jit
-def _kth(best, k, KEEP: tl.constexpr):
-    flat = tl.reshape(best, [KEEP])
-    return tl.max(tl.where(tl.arange(0, KEEP) >= k - 1, flat, 0), axis=0)
+def _ranked(source, slot, count, PEERS: tl.constexpr):
+    """The stored candidates at `slot`, and the rank of each among `count`; zeros beyond them."""
+    found = tl.load(source + slot, mask=slot < count, other=0).to(tl.uint64, bitcast=True)
+    rank = tl.zeros(slot.shape, tl.int32)
+    for first in range(0, count, PEERS):
+        peer = first + tl.arange(0, PEERS)
+        peers = tl.load(source + peer, mask=peer < count, other=0).to(tl.uint64, bitcast=True)
+        rank += _above(peers, found)
+    return found, rank
 
 
 @triton.jit
-def _group_max(x):
-    """The largest packed element of each group of an [E, G, VEC] tile."""
-    return tl.max(tl.max(x, axis=2), axis=0)
-
-
-@triton.jit
-def _select(
-    row,
-    begin,
-    end,
-    limit,
-    k,
-    TILE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    KEEP: tl.constexpr,
-    LOG_GROUPS: tl.constexpr,
-    LOG_KEEP: tl.constexpr,
-    VEC: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """The best KEEP packed elements of columns [begin, end) of a row, descending; columns from `limit` on
-    count as -inf.
-
-    WHOLE tiles are read without a mask: the last one is moved back to end with the range, and its stale
-    columns are dropped when packed.
-    """
-    best = tl.full([2] * LOG_KEEP, 0, tl.uint64)
-    kth = tl.zeros([], tl.uint64)
-    lane = tl.arange(0, TILE)
-    shape: tl.constexpr = [TILE // (GROUPS * VEC), GROUPS, VEC]
-    width = end - begin
-    for t in range(width // TILE + (width % TILE + TILE - 1) // TILE):
-        fresh = begin + t * TILE
-        if WHOLE:
-            start = tl.multiple_of(tl.minimum(fresh, end - TILE), 16)
-            raw = tl.load(row + start + lane)
-        else:
-            start = fresh
-            raw = tl.load(row + start + lane, mask=lane < end - start, other=NEGATIVE_INFINITY)
-        x = tl.reshape(raw.to(tl.float32), shape)
-        peak = tl.reduce(tl.reduce(x, 2, _nan_max), 0, _nan_max)
-        if tl.max(_key(peak), axis=0) > (kth >> 32).to(tl.uint32):
-            col = tl.reshape(start + lane, shape)
-            live = (tl.reshape(lane, shape) < end - start) & (col >= fresh)
-            packed = tl.where(live, _pack(tl.where(col < limit, x, NEGATIVE_INFINITY), col), 0)
-            found = _group_max(packed)
-            while tl.max(found, axis=0) > kth:
-                best = _merge(best, _sort_top(found, 0, LOG_GROUPS, LOG_KEEP), LOG_KEEP)
-                kth = _kth(best, k, KEEP)
-                found = _group_max(tl.where(packed < found[None, :, None], packed, 0))
-    return best
-
-
-@triton.jit
-def _emit(best, scores, values, indices, row, row_stride, limit, k, KEEP: tl.constexpr):
-    """Write the first k of a descending run: the row's own bits, or -inf for a padded column, and the
-    columns."""
-    place = tl.arange(0, KEEP)
-    col = ~tl.reshape(best, [KEEP]).to(tl.uint32).to(tl.int32, bitcast=True)
-    live = place < k
-    out = row.to(tl.int64) * k + place
-    x = tl.load(
-        scores + row.to(tl.int64) * row_stride + col, mask=live & (col < limit), other=NEGATIVE_INFINITY
-    )
+def _emit(found, rank, scores, values, indices, row, row_stride, limit, k):
+    """Write candidates to the places of their ranks: the row's own bits, or -inf for a padded column, and
+    the columns."""
+    col = ~found.to(tl.uint32).to(tl.int32, bitcast=True)
+    live = (rank < k) & (found > 0)
+    out = row.to(tl.int64) * k + rank
+    source = scores + row.to(tl.int64) * row_stride + col
+    x = tl.load(source, mask=live & (col < limit), other=NEGATIVE_INFINITY)
     tl.store(values + out, x, mask=live)
     tl.store(indices + out, col, mask=live)
 
 
 @triton.jit
-def top_k_row(
-    scores,
-    values,
-    indices,
-    row_stride,
+def _columns(source, col, V, limit):
+    """Keys of columns of a row, 0 beyond its end."""
+    raw = tl.load(source + col, mask=col < V, other=NEGATIVE_INFINITY)
+    return tl.where(col < V, _key(tl.where(col < limit, _widen(raw), NEGATIVE_INFINITY)), 0)
+
+
+@triton.jit
+def _compact_columns(out, mask, source, begin, V, limit, THREADS: tl.constexpr, VEC: tl.constexpr):
+    """Store the marked columns, packed, one after another."""
+    place = _first_places(mask)
+    while tl.max(mask, axis=0) > 0:
+        live = mask > 0
+        col = begin + _lowest(mask, THREADS, VEC)
+        packed = _join(_columns(source, tl.where(live, col, V), V, limit), col)
+        tl.store(out + place, packed.to(tl.int64, bitcast=True), mask=live)
+        place += 1
+        mask = mask & (mask - 1)
+
+
+@triton.jit
+def _peaks(x, GROUPS: tl.constexpr):
+    """The largest element of each group of neighbouring threads of an [E, THREADS, VEC] block."""
+    mine = tl.max(tl.max(x, axis=2), axis=0)
+    return tl.max(tl.reshape(mine, [GROUPS, x.shape[1] // GROUPS]), axis=1)
+
+
+@triton.jit
+def _best_of_tile(
+    out,
+    source,
+    begin,
     V,
     limit,
     k,
     TILE: tl.constexpr,
+    THREADS: tl.constexpr,
     GROUPS: tl.constexpr,
     KEEP: tl.constexpr,
-    LOG_GROUPS: tl.constexpr,
-    LOG_KEEP: tl.constexpr,
     VEC: tl.constexpr,
-    WHOLE: tl.constexpr,
 ):
-    """One program a row: the whole op in one launch."""
-    row = tl.program_id(0)
-    begin = row * 0
-    source = scores + row.to(tl.int64) * row_stride
-    best = _select(source, begin, V, limit, k, TILE, GROUPS, KEEP, LOG_GROUPS, LOG_KEEP, VEC, WHOLE)
-    _emit(best, scores, values, indices, row, row_stride, limit, k, KEEP)
+    """Store at least the best k of TILE columns from `begin`, at most KEEP, and return how many."""
+    shape: tl.constexpr = [TILE // (THREADS * VEC), THREADS, VEC]
+    col = begin + tl.arange(0, TILE)
+    key = tl.reshape(_columns(source, col, V, limit), shape)
+    peaks = _peaks(key, GROUPS)
+    low = _join(tl.maximum(_bound(peaks, k), 1).to(tl.uint32), begin + (TILE - 1))
+    high = _join(tl.max(peaks, axis=0), begin)
+    mask, count = _narrow(_join(key, tl.reshape(col, shape)), low, high, k, KEEP)
+    _compact_columns(out, mask, source, begin, V, limit, THREADS, VEC)
+    return count
 
 
 @triton.jit
@@ -196,27 +186,47 @@ def top_k_tiles(
     V,
     limit,
     k,
-    chunk,
     lists,
     TILE: tl.constexpr,
+    THREADS: tl.constexpr,
     GROUPS: tl.constexpr,
     KEEP: tl.constexpr,
-    LOG_GROUPS: tl.constexpr,
-    LOG_KEEP: tl.constexpr,
     VEC: tl.constexpr,
-    WHOLE: tl.constexpr,
 ):
-    """Program (row, c): the sorted best of columns [c * chunk, (c + 1) * chunk), into packed[row, c *
-    KEEP:]; zeros fill a short list."""
+    """Program (row, c): the best k of columns [c * TILE, (c + 1) * TILE) in order, into packed[row, c *
+    KEEP:]; zeros fill the list."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    begin = tl.minimum(part.to(tl.int64) * chunk, V).to(tl.int32)
-    end = begin + tl.minimum(chunk, V - begin)
+    mine = packed + (row * lists + part) * KEEP
     source = scores + row * row_stride
-    best = _select(source, begin, end, limit, k, TILE, GROUPS, KEEP, LOG_GROUPS, LOG_KEEP, VEC, WHOLE)
+    count = _best_of_tile(mine, source, part * TILE, V, limit, k, TILE, THREADS, GROUPS, KEEP, VEC)
     place = tl.arange(0, KEEP)
-    run = tl.where(place < k, tl.reshape(best, [KEEP]), 0)
-    tl.store(packed + (row * lists + part) * KEEP + place, run.to(tl.int64, bitcast=True))
+    tl.debug_barrier()
+    found, rank = _ranked(mine, place, count, 32)
+    tl.debug_barrier()
+    tl.store(mine + rank, found.to(tl.int64, bitcast=True), mask=(rank < k) & (found > 0))
+    tl.store(mine + place, 0, mask=place >= tl.minimum(k, count))
+
+
+@triton.jit
+def _compact_slots(
+    out,
+    mask,
+    source,
+    KEEP: tl.constexpr,
+    USED: tl.constexpr,
+    THREADS: tl.constexpr,
+    VEC: tl.constexpr,
+):
+    """Store the marked slots, one after another."""
+    place = _first_places(mask)
+    while tl.max(mask, axis=0) > 0:
+        live = mask > 0
+        slot = _lowest(mask, THREADS, VEC)
+        packed = tl.load(source + (slot // USED) * KEEP + slot % USED, mask=live, other=0)
+        tl.store(out + place, packed, mask=live)
+        place += 1
+        mask = mask & (mask - 1)
 
 
 @triton.jit
@@ -225,24 +235,99 @@ def top_k_merge(
     scores,
     values,
     indices,
+    scratch,
     row_stride,
     limit,
     k,
     lists,
     LISTS: tl.constexpr,
     KEEP: tl.constexpr,
-    LOG_ALL: tl.constexpr,
-    LOG_KEEP: tl.constexpr,
+    USED: tl.constexpr,
+    THREADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    VEC: tl.constexpr,
 ):
-    """One program a row: the best of its `lists` sorted lists, LISTS of them at a time."""
+    """One program a row: the best of its at most LISTS lists, of which only USED >= k slots can be live."""
     row = tl.program_id(0)
-    best = tl.full([2] * LOG_KEEP, 0, tl.uint64)
-    which = tl.arange(0, LISTS * KEEP) // KEEP
-    place = tl.arange(0, LISTS * KEEP) % KEEP
-    place = tl.where(which % 2 == 1, KEEP - 1 - place, place)
-    for first in range(0, lists, LISTS):
-        live = which < lists - first
-        source = packed + (row.to(tl.int64) * lists + first + which) * KEEP + place
-        run = tl.load(source, mask=live, other=0).to(tl.uint64, bitcast=True)
-        best = _merge(best, _fold(tl.reshape(run, [2] * LOG_ALL), 0, LOG_ALL, LOG_KEEP), LOG_KEEP)
-    _emit(best, scores, values, indices, row, row_stride, limit, k, KEEP)
+    shape: tl.constexpr = [LISTS * USED // (THREADS * VEC), THREADS, VEC]
+    slot = tl.arange(0, LISTS * USED)
+    source = packed + row.to(tl.int64) * lists * KEEP
+    every = tl.load(source + (slot // USED) * KEEP + slot % USED, mask=slot < lists * USED, other=0)
+    every = tl.reshape(every.to(tl.uint64, bitcast=True), shape)
+    peaks = _peaks(every, GROUPS)
+    low = tl.maximum(_bound(peaks, k), 1).to(tl.uint64)
+    mask, count = _narrow(every, low, tl.max(peaks, axis=0), k, KEEP)
+    mine = scratch + row.to(tl.int64) * KEEP
+    _compact_slots(mine, mask, source, KEEP, USED, THREADS, VEC)
+    tl.debug_barrier()
+    found, rank = _ranked(mine, tl.arange(0, KEEP), count, 32)
+    _emit(found, rank, scores, values, indices, row, row_stride, limit, k)
+
+
+@triton.jit
+def _packed_columns(source, col, V, limit):
+    key = _columns(source, col, V, limit)
+    return tl.where(key > 0, _join(key, col), 0)
+
+
+@triton.jit
+def _extremes(source, V, limit, TILE: tl.constexpr):
+    """Packed bounds of a row: every element reaches the first, at most one the second."""
+    largest = tl.zeros([TILE], tl.uint32)
+    missing = tl.zeros([TILE], tl.uint32)
+    for first in range(0, V, TILE):
+        key = _columns(source, first + tl.arange(0, TILE), V, limit)
+        largest = tl.maximum(largest, key)
+        missing = tl.maximum(missing, tl.where(key > 0, ~key, 0))
+    least = (~tl.max(missing, axis=0)).to(tl.uint32)
+    return _join(least, V - 1), _join(tl.max(largest, axis=0), V * 0)
+
+
+@triton.jit
+def _row_reach(source, bound, V, limit, TILE: tl.constexpr):
+    """How many elements of a row reach a bound."""
+    total = tl.zeros([TILE], tl.int32)
+    for first in range(0, V, TILE):
+        packed = _packed_columns(source, first + tl.arange(0, TILE), V, limit)
+        total += (packed >= bound).to(tl.int32)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def top_k_row(
+    scores,
+    values,
+    indices,
+    scratch,
+    row_stride,
+    V,
+    limit,
+    k,
+    TILE: tl.constexpr,
+    KEEP: tl.constexpr,
+):
+    """One program a row, any k and V: the row is read again for every bisection of the bound, until at most
+    KEEP elements reach it."""
+    row = tl.program_id(0)
+    source = scores + row.to(tl.int64) * row_stride
+    low, high = _extremes(source, V, limit, TILE)
+    count = V
+    while count > KEEP:
+        middle = low + ((high - low) >> 1)
+        reach = _row_reach(source, middle, V, limit, TILE)
+        enough = reach >= k
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+        count = tl.where(enough, reach, count)
+    mine = scratch + row.to(tl.int64) * KEEP
+    begin = V * 0
+    for first in range(0, V, TILE):
+        packed = _packed_columns(source, first + tl.arange(0, TILE), V, limit)
+        live = (packed >= low).to(tl.int32)
+        place = begin + tl.cumsum(live, axis=0) - live
+        tl.store(mine + place, packed.to(tl.int64, bitcast=True), mask=live > 0)
+        begin += tl.sum(live, axis=0)
+    tl.debug_barrier()
+    for first in range(0, count, 128):
+        found, rank = _ranked(mine, first + tl.arange(0, 128), count, 32)
+        _emit(found, rank, scores, values, indices, row, row_stride, limit, k)

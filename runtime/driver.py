@@ -1,0 +1,67 @@
+"""The CUDA driver with its results checked, and what its error codes mean for a user."""
+
+from typing import Any
+
+from kiln.runtime.errors import DriverError, UnavailableError
+
+_HINTS = {
+    1: "a value is out of range",
+    2: "the device is out of memory; free some",
+    3: "CUDA was initialized before this process was forked; start workers with spawn",
+    4: "the process is shutting down",
+    100: "no NVIDIA device; check nvidia-smi",
+    101: "no such device; check the ordinal",
+    200: "the driver does not understand the cubin; update the driver",
+    201: "the context is gone; load the library again",
+    209: "the cubin is for another architecture; build this device's target",
+    222: "the driver is older than the toolchain; update it",
+    500: "the cubin has no such entry; rebuild the tree",
+    700: "a kernel accessed memory it may not; the context is lost, restart the process",
+    709: "the context was destroyed; load the library again",
+    716: "a kernel was given a misaligned address; the context is lost, restart the process",
+    719: "a kernel failed; the context is lost, restart the process",
+    803: "the driver and its kernel module do not match; reboot or reinstall the driver",
+    900: "this is not allowed while a stream is being captured; prepare and seal the library first",
+}
+
+
+class Driver:
+    """`cuda.bindings.driver`, or a stand-in with the same functions, with results checked."""
+
+    def __init__(self, module: Any = None) -> None:
+        """Args:
+        module: a stand-in for `cuda.bindings.driver`, in tests.
+        """
+        self.module = module if module is not None else _import_driver()
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a driver function; its results without the status: none, one value, or a tuple.
+
+        Raises:
+            DriverError: any status but success.
+        """
+        status, *values = getattr(self.module, name)(*args)
+        if int(status) != 0:
+            self.refuse(name, status)
+        return values[0] if len(values) == 1 else tuple(values) if values else None
+
+    def refuse(self, name: str, status: Any) -> None:
+        """Raise the error for a status other than success."""
+        code = int(status)
+        label = getattr(status, "name", str(code))
+        hint = _HINTS.get(code, "see the CUDA driver's documentation of this code")
+        raise DriverError(
+            f"{name} returned {code} {label}: {hint}. An earlier asynchronous call may be the cause.",
+            code,
+            label,
+        )
+
+
+def _import_driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as e:
+        raise UnavailableError(
+            f"the package cuda-bindings cannot be imported ({e}); install kernel-kiln[cuda]."
+        ) from None
+    return driver
