@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from kiln.compiler.errors import CheckError
-from kiln.ir.spec import DTypeVar, Op, Scalar, Tensor
+from kiln.compiler.validate import validate
+from kiln.ir.diagnostics import DeclarationError
+from kiln.ir.spec import Op
+from kiln.runtime.errors import KilnError
 
 OWN = "kiln.recipes"
 
@@ -40,30 +44,45 @@ class Loaded:
 def _package(name: str) -> Catalog:
     try:
         module = importlib.import_module(name)
+        factory = getattr(module, "catalog", None)
+        made = factory() if factory is not None else None
     except ImportError as error:
-        raise CheckError(f"catalog {name} cannot be imported: {error}; give an importable package name") from error
-    factory = getattr(module, "catalog", None)
+        raise CheckError(
+            f"catalog {name} cannot be imported: {error}; install it, or put the folder that holds it on PYTHONPATH"
+        ) from error
+    except (DeclarationError, KilnError):
+        raise
+    except Exception as error:  # its code is not ours: anything may be wrong with it
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{frame.filename}:{frame.lineno}"
+        raise CheckError(f"catalog {name} fails with {type(error).__name__} at {where}: {error}") from error
     if factory is None:
         raise CheckError(f"package {name} has no function catalog(); a catalog declares `def catalog() -> Catalog`")
-    made = factory()
+    if not hasattr(made, "ops"):
+        raise CheckError(f"{name}.catalog() returned {type(made).__name__}; expected kiln.compiler.catalog.Catalog")
     return Catalog(tuple(made.ops), tuple(getattr(made, "realizations", ())))
 
 
 @lru_cache(maxsize=8)
 def load(names: tuple[str, ...]) -> Loaded:
-    """Every op of the named packages; CheckError for a package that is none, or two ops of one name."""
+    """Every op of the named packages. Two catalogs may list the same declaration.
+
+    Raises:
+        CheckError: a package that is none, or two different ops of one name.
+        DeclarationError: an op or recipe that does not hold together, at file:line.
+    """
     ops: dict[str, Op] = {}
     realizations: list[Any] = []
     modules: dict[str, str] = {}
     for name in names:
         part = _package(name)
         for op in part.ops:
-            if op.name in ops:
+            if ops.setdefault(op.name, op) is not op:
                 raise CheckError(f"op {op.name} is declared twice (again in {name}); names are unique over all catalogs")
-            ops[op.name] = op
             source = op.body or op.reference
             modules[op.name] = source.__module__ if source is not None else name
-        realizations += part.realizations
+        realizations += [r for r in part.realizations if r not in realizations]
+    validate(ops)
     return Loaded(names, ops, tuple(realizations), modules)
 
 
@@ -79,37 +98,3 @@ def find(ops: Mapping[str, Op], name: str) -> Op:
         hint = f"; did you mean {', '.join(near)}?" if near else f"; known: {', '.join(sorted(ops))}"
         raise CheckError(f"no op or recipe named {name!r}{hint}")
     return ops[name]
-
-
-def _tensor_json(t: Tensor) -> dict[str, Any]:
-    variable = isinstance(t.dtype, DTypeVar)
-    dtype = {"var": t.dtype.name, "choices": [c.name for c in t.dtype.choices]} if variable else t.dtype.name  # type: ignore[union-attr]
-    return {
-        "name": t.name, "kind": "tensor", "role": t.role, "dtype": dtype, "shape": list(t.dims), "layout": t.layout,
-        "optional": t.optional, "doc": t.doc,
-    }  # fmt: skip
-
-
-def _scalar_json(s: Scalar) -> dict[str, Any]:
-    return {
-        "name": s.name, "kind": "scalar", "dtype": s.dtype.name, "default": s.default, "minimum": s.minimum, "positive": s.positive,
-        "doc": s.doc,
-    }  # fmt: skip
-
-
-def signature_json(op: Op) -> dict[str, Any]:
-    """The op's SIG entry of a manifest."""
-    return {
-        "family": op.family,
-        "kind": "recipe" if op.is_recipe else "op",
-        "rows": op.rows,
-        "width": op.width,
-        "operands": [_tensor_json(o) if isinstance(o, Tensor) else _scalar_json(o) for o in op.operands],
-        "returns": [t.name for t in op.outputs],
-        "attrs": [{"name": a.name, "choices": list(a.choices), "default": a.default, "doc": a.doc} for a in op.attrs],
-        "constraints": [[predicate, sentence] for predicate, sentence in op.constraints],
-        "contract": {"kind": op.contract.kind, "rel_l2": op.contract.rel_l2, "max_eps": op.contract.max_eps},
-        "doc": op.doc,
-    }
-
-

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kiln.compiler.backend import Built, Job
-from kiln.compiler.catalog import signature_json
+from kiln.compiler.signatures import signature_json
 from kiln.compiler.errors import BuildError, Failure
 from kiln.compiler.reuse import Existing
 from kiln.compiler.tree import TargetContent, check_content

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kiln.compiler.backend import Backend, Job
-from kiln.compiler.catalog import load_catalogs, signature_json
+from kiln.compiler.catalog import load_catalogs
 from kiln.compiler.compare import compare
 from kiln.compiler.content import TargetPlan, runnable
 from kiln.compiler.errors import CheckError
 from kiln.compiler.pipeline import Progress, plan_targets, prove
 from kiln.compiler.reuse import Existing
+from kiln.compiler.signatures import signature_json
 from kiln.compiler.workers import Outcome, run_jobs
 from kiln.ir.spec import Op
 from kiln.runtime.errors import IntegrityError, UnavailableError

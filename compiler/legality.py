@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mlir import ir
 
 from kiln.ir.diagnostics import LegalityError
-from kiln.ir.dialect import STRUCTURAL
+from kiln.ir.structural import STRUCTURAL
 
 ROW_OPS = frozenset(
     {

@@ -15,7 +15,7 @@ from kiln.compiler.passes.rows import Rows
 from kiln.compiler.passes.simplify import Simplify
 from kiln.compiler.rowprogram import RowProgram, read
 from kiln.ir import trace
-from kiln.ir.dialect import context, verify
+from kiln.ir.dialect import context_of, dialect_text, verify
 from kiln.ir.dtypes import DType
 from kiln.ir.spec import Op
 
@@ -41,17 +41,13 @@ class Lowered:
 
 
 @lru_cache(maxsize=4)
-def _context(names: tuple[str, ...], key: int) -> ir.Context:
-    return context(_CATALOGS[key].values())
-
-
-_CATALOGS: dict[int, Mapping[str, Op]] = {}
+def _context(dialect: str) -> ir.Context:
+    return context_of(dialect)
 
 
 def lower(request: Request, ops: Mapping[str, Op]) -> Lowered:
     """Run the pipeline. IR legality is checked after every pass; the first violation is an error at the body's file and line."""
-    _CATALOGS[id(ops)] = ops
-    with _context(tuple(ops), id(ops)):
+    with _context(dialect_text(ops.values())):
         module = trace.graph(request.op, request.types, request.attrs, request.absent)
         stages = {"graph": _text(module)}
         check_stage(module, "graph")

@@ -16,8 +16,11 @@ from kiln.ir.spec import Op, Ship
 PRIORITY = 0
 
 
-def recipe_graph(recorder: Recorder) -> nx.DiGraph:
-    """Calls as nodes 0..n-1; an edge where one reads what the other wrote."""
+def recipe_graph(recorder: Recorder, kept: Mapping[str, str]) -> nx.DiGraph:
+    """Calls as nodes 0..n-1; an edge where one reads what the other wrote, or overwrites what the other reads.
+
+    `kept` names the operand that a result is written to: for an in/out operand, over the value it had.
+    """
     graph = nx.DiGraph()
     writer: dict[str, int] = {}
     for n, call in enumerate(recorder.calls):
@@ -26,6 +29,11 @@ def recipe_graph(recorder: Recorder) -> nx.DiGraph:
             if value in writer:
                 graph.add_edge(writer[value], n)
         writer |= dict.fromkeys(call.results.values(), n)
+    overwritten = {kept[value]: n for value, n in writer.items() if value in kept}
+    for n, call in enumerate(recorder.calls):
+        for value in call.operands.values():
+            if value in overwritten and overwritten[value] != n:
+                graph.add_edge(n, overwritten[value])
     return graph
 
 
@@ -45,7 +53,7 @@ def slots(graph: nx.DiGraph, order: list[int], kept: Mapping[str, str], types: M
                 continue
             pool = free.setdefault(types[value], [])
             assigned[value] = pool.pop() if pool else f"s{len(set(assigned.values()))}"
-        for value in call.operands.values():
+        for value in dict.fromkeys(call.operands.values()):  # one read twice is freed once
             if value in assigned and last[value] == position:
                 free.setdefault(types[value], []).append(assigned[value])
     return assigned
@@ -96,9 +104,9 @@ def plan_json(recipe: Op, ship: Ship) -> dict[str, Any]:
         return _pipeline_json(recipe, ship)
     attrs = {a.name: ship.attrs.get(a.name, a.default) for a in recipe.attrs}
     recorder, results = record(recipe, ship.dtypes, attrs, ship.absent, inline=False)
-    graph = recipe_graph(recorder)
-    order = list(nx.lexicographical_topological_sort(graph))
     kept = {r.data: t.name for t, r in zip(recipe.outputs, results, strict=True) if r is not None and t.name not in ship.absent}
+    graph = recipe_graph(recorder, kept)
+    order = list(nx.lexicographical_topological_sort(graph))
     assigned = slots(graph, order, kept, recorder.types)
 
     def place(value: str | None) -> str | None:

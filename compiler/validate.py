@@ -3,14 +3,14 @@ and file:line before anything is compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kiln.compiler.plan import plan_json
 from kiln.compiler.signatures import signature_json
 from kiln.ir.diagnostics import DeclarationError
 from kiln.ir.record import Recorder, record
-from kiln.ir.spec import DTypeVar, Op, Ship
+from kiln.ir.spec import ANY, DTypeVar, Op, Ship
+from kiln.ir.structural import STRUCTURAL
 from kiln.runtime.consistency import faults
 from kiln.runtime.entities import Manifest
 from kiln.runtime.errors import KilnError
@@ -48,20 +48,28 @@ def _kind(op: Op) -> str:
 
 def _faults(op: Op, ops: Mapping[str, Op]) -> Iterator[str]:
     yield from _signature_faults(op)
-    if (op.body is None) == (op.reference is None) and not op.is_recipe:
-        yield "has a body and a reference; an expressible op has a body, a primitive op a reference" if op.body else (
-            "has neither body nor reference; give it body= (expressible) or reference= (primitive)"
-        )
-    if op.is_recipe and (op.body is None or len(op.operands) > MAX_OPERANDS):
-        yield "has no body; a recipe is a function that calls ops" if op.body is None else (
-            f"has {len(op.operands)} operands, at most {MAX_OPERANDS} are allowed; split it"
-        )
+    yield from _kind_faults(op)
     for number, ship in enumerate(op.ship):
         yield from (f"ship entry {number}: {fault}" for fault in _ship_faults(op, ship))
-        if op.is_recipe:
+        if op.steps is not None:
+            yield from _step_faults(op, ship, ops)
+        elif op.is_recipe:
             yield from _recipe_faults(op, ship, ops)
         elif op.body is not None:
             record(op, ship.dtypes, _attrs(op, ship), ship.absent, inline=True)
+
+
+def _kind_faults(op: Op) -> Iterator[str]:
+    """Whether the op says what it computes, in one way."""
+    ways = {"body": op.body, "reference": op.reference, "steps": op.steps}
+    given = [name for name, value in ways.items() if value is not None]
+    legal = ("body", "steps") if op.is_recipe else ("body", "reference")
+    if len(given) != 1 or given[0] not in legal:
+        found = " and ".join(given) or "neither body nor reference nor steps"
+        meaning = "calls ops in one row" if op.is_recipe else "is expressible in one row"
+        yield f"has {found}; a {_kind(op)} has body= where it {meaning}, else {legal[1]}="
+    if op.is_recipe and len(op.operands) > MAX_OPERANDS:
+        yield f"has {len(op.operands)} operands, a recipe at most {MAX_OPERANDS}; split it"
 
 
 def _signature_faults(op: Op) -> Iterator[str]:
@@ -72,6 +80,8 @@ def _signature_faults(op: Op) -> Iterator[str]:
         raise DeclarationError(str(error), location_of(op)) from None
     if not op.name.isascii() or not op.name.islower() or not op.name.isidentifier() or op.name.startswith("_"):
         yield "its name must be snake_case: lower-case letters, digits and _, a letter first"
+    if op.name in STRUCTURAL:
+        yield f"its name is taken by the IR itself, as are {', '.join(STRUCTURAL)}"
     for fault in faults(Manifest(1, 1, "cpu-x86_64", {}, {op.name: signature}, (), (), {})):
         yield fault.removeprefix(f"op {op.name}: ")
 
@@ -101,7 +111,7 @@ def _ship_faults(op: Op, ship: Ship) -> Iterator[str]:
     for name in ship.absent:
         if name not in optional:
             yield f"leaves out {name!r}; the optional operands are {', '.join(optional) or 'none'}"
-    for width in ship.widths:
+    for width in (w for w in ship.widths if w != ANY):
         yield from (f"width {width}: {why}" for why in _width_faults(op, ship, width))
 
 
@@ -122,18 +132,43 @@ def _recipe_faults(op: Op, ship: Ship, ops: Mapping[str, Op]) -> Iterator[str]:
     calls = recorder.calls
     if recorder.operations:
         yield f"computes {recorder.operations[0][0]} itself; a recipe calls ops, arithmetic belongs into an op's body"
-    if not calls:
-        yield "calls no op; a recipe is a composition of one to eight ops"
-    if len(calls) > MAX_STEPS:
-        yield f"calls {len(calls)} ops, at most {MAX_STEPS} are allowed; split it"
-    for call in calls:
-        if ops.get(call.op.name) is not call.op:
+    yield from _count_faults(len(calls))
+    yield from _unknown([call.op for call in calls], ops)
+    yield from _result_faults(op, ship, recorder, [None if r is None else str(r.data) for r in results])
+
+
+def _count_faults(count: int) -> Iterator[str]:
+    if not 1 <= count <= MAX_STEPS:
+        yield f"calls {count} ops, expected 1 to {MAX_STEPS}; " + ("split it" if count else "a recipe composes ops")
+
+
+def _unknown(called: Iterable[Op], ops: Mapping[str, Op]) -> Iterator[str]:
+    for op in called:
+        if ops.get(op.name) is not op:
             yield (
-                f"calls {call.op.name}, which no catalog of this build lists; add it to your catalog's ops, or the "
+                f"calls {op.name}, which no catalog of this build lists; add it to your catalog's ops, or the "
                 "catalog that has it (--catalog)"
             )
-    yield from _result_faults(op, ship, recorder, [None if r is None else str(r.data) for r in results])
-    plan_json(op, ship)  # refuses an order in which an in/out operand is overwritten before it is read
+
+
+def _step_faults(op: Op, ship: Ship, ops: Mapping[str, Op]) -> Iterator[str]:
+    """A pipeline: steps whose operands are all bound, to operands that exist, and results for every written one."""
+    steps = op.steps(_attrs(op, ship)) if op.steps is not None else ()
+    yield from _count_faults(len(steps))
+    yield from _unknown((step.op for step in steps), ops)
+    tensors, scalars = {t.name for t in op.tensors}, {s.name for s in op.scalars}
+    written: set[str | None] = set()
+    for number, step in enumerate(steps):
+        where = f"step {number} ({step.op.name})"
+        own = {t.name for t in step.op.tensors}
+        if step.bind.keys() != own:
+            yield f"{where} binds {', '.join(sorted(step.bind))}; expected {', '.join(sorted(own))}"
+        for given, legal in ((step.bind.values(), tensors), (step.scalars.values(), scalars)):
+            yield from (f"{where} names {n!r}, which is no operand of the recipe" for n in given if n and n not in legal)
+        written |= {step.bind.get(t.name) for t in step.op.outputs}
+    for tensor in op.outputs:
+        if tensor.name not in written:
+            yield f"no step writes {tensor.name}"
 
 
 def _result_faults(op: Op, ship: Ship, recorder: Recorder, produced: list[str | None]) -> Iterator[str]:
@@ -148,3 +183,17 @@ def _result_faults(op: Op, ship: Ship, recorder: Recorder, produced: list[str | 
         elif value in owners:
             yield f"returns one value as {owners[value]} and {tensor.name}; each written operand needs a value of its own"
         owners[value] = tensor.name
+        if tensor.role == "inout":
+            yield from (f"{name} reads {tensor.name} after it was overwritten; use its new value, or copy it first"
+                        for name in _late_readers(recorder, tensor.name, value))  # fmt: skip
+
+
+def _late_readers(recorder: Recorder, operand: str, written: str) -> Iterator[str]:
+    """Calls that need both an operand's old value and, directly or not, the value that takes its place."""
+    dependent = {written}
+    for call in recorder.calls:
+        read = set(call.operands.values())
+        if read & dependent:
+            dependent |= set(call.results.values())
+            if operand in read:
+                yield call.op.name

@@ -16,25 +16,7 @@ from kiln.ir.diagnostics import LegalityError
 from kiln.ir.dtypes import DType
 from kiln.ir.signature import row_kind
 from kiln.ir.spec import DTypeVar, Op, Tensor
-
-ANY = "any"
-STRUCTURAL = {
-    "load": (("source", ANY), ("row", "variadic")),
-    "store": (("value", ANY), ("target", ANY), ("row", "variadic")),
-    "take_row": (("table", ANY), ("index", ANY)),
-    "take_element": (("vector", ANY), ("index", ANY)),
-    "take_columns": (("table", ANY), ("index", ANY), ("columns", ANY)),
-    "permute": (("row", ANY), ("columns", ANY)),
-    "columns": (),
-    "row": (),
-    "half": (("row", ANY),),
-    "logistic": (("x", ANY),),
-    "to_e4m3": (("x", ANY),),
-    "to_e2m1": (("x", ANY),),
-    "from_e4m3": (("code", ANY),),
-    "absent": (),
-}
-"""Operations of the dialect that are not declared ops: memory, views and the conversions of kiln.ir.functions."""
+from kiln.ir.structural import STRUCTURAL
 
 
 def tensor_type(op: Op, tensor: Tensor, dtype: DType) -> str:
@@ -123,10 +105,15 @@ def dialect_text(ops: Iterable[Op]) -> str:
 
 def context(ops: Iterable[Op]) -> ir.Context:
     """A fresh MLIR context that knows the dialect and refuses any unregistered operation."""
+    return context_of(dialect_text(ops))
+
+
+def context_of(text: str) -> ir.Context:
+    """The context of a dialect's IRDL source."""
     ctx = ir.Context()
     ctx.allow_unregistered_dialects = False
     with ctx, ir.Location.unknown():
-        irdl.load_dialects(ir.Module.parse(dialect_text(ops)))
+        irdl.load_dialects(ir.Module.parse(text))
     return ctx
 
 

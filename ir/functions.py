@@ -87,10 +87,10 @@ def exact_tanh(x: Value) -> Value:
     """Odd polynomial below 0.625, (1 - e) / (1 + e) with e = exp(-2|x|) above."""
     a = L.absolute(x)
     square = x * x
-    small = L.fma(square * x, _horner(square, TANH_POLY), x)
+    small = L.fma(square * a, _horner(square, TANH_POLY), a)
     e = exact_exp(a * -2.0)
-    large = _copy_sign((1.0 - e) / (1.0 + e), x)
-    return L.select(a < 0.625, small, large)
+    # The sign comes last: the polynomial of -0 would be +0.
+    return _copy_sign(L.select(a < 0.625, small, (1.0 - e) / (1.0 + e)), x)
 
 
 def exact_erf(x: Value) -> Value:

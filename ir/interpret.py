@@ -104,7 +104,8 @@ class NumpyMachine:
         if name in ("arith.extf", "arith.truncf", "arith.sitofp", "arith.trunci", "arith.extui"):
             return arrays[0].astype(self.storage(dtype))
         if name == "arith.bitcast":
-            return np.ascontiguousarray(arrays[0]).view(dtype.numpy)
+            source = arrays[0].astype(args[0].dtype.numpy, copy=False)
+            return np.ascontiguousarray(source).view(dtype.numpy).astype(self.storage(dtype), copy=False)
         if name.startswith("kiln."):
             return self._memory(name, arrays, attrs)
         return self._structural(name, args[0], shape, attrs)

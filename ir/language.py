@@ -118,16 +118,29 @@ class Value:
         return self._binary("mul", o, swap=True)
 
     def __truediv__(self, o: Value | float) -> Value:
+        _require(self, F32, "/", "divide() is for i32")
         return self._binary("div", o)
 
     def __rtruediv__(self, o: float) -> Value:
+        _require(self, F32, "/", "divide() is for i32")
         return self._binary("div", o, swap=True)
 
     def __neg__(self) -> Value:
+        if self.dtype is I32:
+            return 0 - self
+        _require(self, F32, "-")
         return self.machine.emit("arith.negf", (self,), self.shape, F32)
+
+    def __bool__(self) -> bool:
+        raise TypeCheckError("a value of the row is not known while the body is run; use select() instead of if", where())
+
+    def __eq__(self, o: object) -> bool:
+        raise TypeCheckError("values of the row have no ==; compare with < and <=, or use is_nan()", where())
 
     def _integer(self, name: str, o: Value | int) -> Value:
         b = self._wrap(o)
+        for value in (self, b):
+            _require(value, I32, name.removeprefix("arith."), "take .bits() of an f32 first")
         return self.machine.emit(name, (self, b), _merge(self.shape, b.shape), self.dtype)
 
     def __lshift__(self, o: int) -> Value:
@@ -178,16 +191,22 @@ class Value:
 
     def bits(self) -> Value:
         """The f32 bit pattern as i32."""
+        _require(self, F32, "bits")
         return self.machine.emit("arith.bitcast", (self,), self.shape, I32)
 
     def as_f32(self) -> Value:
         """The i32 bit pattern as f32."""
+        _require(self, I32, "as_f32", "only an i32 holds a bit pattern")
         return self.machine.emit("arith.bitcast", (self,), self.shape, F32)
 
 
+def _require(x: Value, dtype: DType, what: str, hint: str = "convert with .to(F32) first") -> None:
+    if x.dtype is not dtype:
+        raise TypeCheckError(f"{what} takes {dtype}, not {x.dtype}; {hint}", where())
+
+
 def _unary(name: str, x: Value, dtype: DType = F32) -> Value:
-    if x.dtype is not F32:
-        raise TypeCheckError(f"{name} takes f32, not {x.dtype}; convert with .to(F32) first", where(3))
+    _require(x, F32, name)
     return x.machine.emit(name, (x,), x.shape, dtype)
 
 
@@ -233,12 +252,15 @@ def to_e2m1(x: Value) -> Value:
 
 def from_e4m3(code: Value) -> Value:
     """The f32 value of a non-negative e4m3fn code (u8)."""
+    _require(code, U8, "from_e4m3", "make the code with to_e4m3()")
     return code.machine.emit("kiln.from_e4m3", (code,), code.shape, F32)
 
 
 def fma(a: Value, b: Value | float, c: Value | float) -> Value:
     """a*b + c rounded once."""
     b, c = a._wrap(b), a._wrap(c)
+    for value in (a, b, c):
+        _require(value, F32, "fma")
     return a.machine.emit("math.fma", (a, b, c), _merge(_merge(a.shape, b.shape), c.shape), F32)
 
 
@@ -269,11 +291,14 @@ def max_integer(a: Value, b: Value | int) -> Value:
 
 def _pick(name: str, a: Value, b: Value | float) -> Value:
     w = a._wrap(b)
+    for value in (a, w):
+        _require(value, F32, name)
     return a.machine.emit(name, (a, w), _merge(a.shape, w.shape), F32)
 
 
 def select(condition: Value, a: Value, b: Value | float | int) -> Value:
     """a where the condition holds, else b."""
+    _require(condition, BOOL, "select's condition", "compare two values")
     w = a._wrap(b)
     if a.dtype is not w.dtype:
         raise TypeCheckError(f"select takes two values of one type, not {a.dtype} and {w.dtype}", where())
@@ -283,6 +308,7 @@ def select(condition: Value, a: Value, b: Value | float | int) -> Value:
 
 def is_nan(x: Value) -> Value:
     """Whether x is NaN."""
+    _require(x, F32, "is_nan")
     return x.machine.emit("arith.cmpf", (x, x), x.shape, BOOL, predicate="uno")
 
 
@@ -298,12 +324,15 @@ def row_max(x: Value) -> Value:
 
 def group_max(x: Value) -> Value:
     """Largest number of each group (NaN ignored): a vector with one f32 per group."""
+    if x.shape.inner == 1:
+        raise TypeCheckError(f"group_max takes a grouped row, not {x.shape}; group() it, or take row_max()", where())
     return _reduce("arith.maxnumf", x, Shape(x.shape.fraction))
 
 
 def _reduce(combiner: str, x: Value, shape: Shape) -> Value:
-    if x.dtype is not F32:
-        raise TypeCheckError(f"reductions are over f32, not {x.dtype}; convert with .to(F32) first", where(3))
+    _require(x, F32, "a reduction")
+    if shape.is_scalar and (x.shape.is_scalar or x.shape.inner != 1):
+        raise TypeCheckError(f"a reduction over the row takes a row, not {x.shape}; ungroup() it first", where())
     return x.machine.emit("linalg.reduce", (x,), shape, F32, combiner=combiner)
 
 
@@ -323,11 +352,15 @@ def ungroup(x: Value) -> Value:
 
 def spread(x: Value, size: int) -> Value:
     """Repeat each element of a per-group vector `size` times: a grouped value."""
+    if x.shape.is_scalar or x.shape.inner != 1:
+        raise TypeCheckError(f"spread takes a vector with one element a group, not {x.shape}", where())
     return x.machine.emit("linalg.broadcast", (x,), Shape(x.shape.fraction, size), x.dtype)
 
 
 def pick(x: Value, index: int) -> Value:
     """Element `index` of every group of two: a vector."""
+    if x.shape.inner != 2 or index not in (0, 1):
+        raise TypeCheckError(f"pick takes element 0 or 1 of groups of two, not {index} of {x.shape}", where())
     return x.machine.emit("tensor.extract_slice", (x,), Shape(x.shape.fraction), x.dtype, offset=index)
 
 

@@ -76,6 +76,6 @@ def record(op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent:
 
 
 def reduces_rows(op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: Sequence[str]) -> bool:
-    """Whether the body reduces over whole rows."""
+    """Whether the body needs whole rows at once: it reduces over them, or reads other columns."""
     recorder, _ = record(op, types, attrs, absent, inline=True)
-    return any(name == "linalg.reduce" and shape.is_scalar for name, shape in recorder.operations)
+    return any(name == "kiln.permute" or (name == "linalg.reduce" and shape.is_scalar) for name, shape in recorder.operations)

@@ -16,6 +16,8 @@ from kiln.ir.dtypes import DType
 Expr = int | list["Expr | str"]
 """A closed integer expression, as JSON: 3, ["dim", "N"], ["mul", 2, ["dim", "N"]], ["cdiv", a, b], ["roundup", a, b] …"""
 
+ANY = 0
+"""Among the widths of a Ship: every width that is not named."""
 Role = Literal["in", "inout", "out"]
 Layout = Literal["rows", "dense", "strided", "nvfp4_128x4"]
 """`rows`: inner stride 1, any row stride. `dense`: contiguous. `strided`: any row and column stride. `nvfp4_128x4`: swizzled scale blocks."""
@@ -96,6 +98,12 @@ class Ship:
     """Optional operands left out."""
     modes: tuple[Literal["exact", "fast"], ...] = ("exact",)
     """`fast` adds a kernel with native functions and free order, under an envelope, where it is measurably faster."""
+    rare: bool = False
+    """Kept out of backends where each kernel costs many kilobytes (a cubin: 15 KB for each of ten targets)."""
+    latency: bool = False
+    """Whether calls of few rows are worth kernels of their own."""
+    unaligned: bool = False
+    """Whether operands that are not multiples of 16 bytes and elements are worth a kernel; else such a call is refused on CUDA."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ FAMILY = "KERNEL-EW-NORM-ACT"
 T = DTypeVar("T", (BF16, F16, F32))
 U = DTypeVar("U", (BF16, F16, F32))
 O = DTypeVar("O", (BF16, F16, F32))  # noqa: E741  the sheet's name for the output type
-EACH = (Ship({"T": BF16}), Ship({"T": F16}), Ship({"T": F32}))
-EACH_AND_FAST = (Ship({"T": BF16}, modes=("exact", "fast")), *EACH[1:])
+EACH = (Ship({"T": BF16}), Ship({"T": F32}))
+RARE = (Ship({"T": F32}, rare=True), Ship({"T": F16}, rare=True))
+LATENCY = (Ship({"T": BF16}, latency=True), *RARE)
 GELU_SCALE = 0.7978845608028654
 """sqrt(2 / pi)."""
 
@@ -60,7 +61,7 @@ def _unary_op(name: str) -> Op:
         return function(x.to(F32))
 
     operands = (Tensor("x", T, ("M", "N")), Tensor("out", T, ("M", "N"), "out"))
-    return Op(name, FAMILY, operands, body=body, ship=EACH if name in ("silu", "gelu_tanh") else EACH[:1], doc=function.__doc__ or "")
+    return Op(name, FAMILY, operands, body=body, ship=(EACH[0], *RARE), doc=function.__doc__ or "")
 
 
 UNARY = tuple(_unary_op(name) for name in ACTIVATIONS)
@@ -77,9 +78,9 @@ def _gated_op(name: str, activation: str, ship: tuple[Ship, ...]) -> Op:
     return Op(name, FAMILY, operands, body=body, ship=ship, doc=f"{activation}(gate) * up of one [gate | up] row")
 
 
-SILU_AND_MUL = _gated_op("silu_and_mul", "silu", EACH_AND_FAST)
-GELU_AND_MUL = _gated_op("gelu_and_mul", "gelu", EACH[:1])
-GELU_TANH_AND_MUL = _gated_op("gelu_tanh_and_mul", "gelu_tanh", EACH[:1])
+SILU_AND_MUL = _gated_op("silu_and_mul", "silu", LATENCY)
+GELU_AND_MUL = _gated_op("gelu_and_mul", "gelu", (EACH[0], *RARE))
+GELU_TANH_AND_MUL = _gated_op("gelu_tanh_and_mul", "gelu_tanh", (EACH[0], *RARE))
 
 
 def _silu_mul(gate: Value, up: Value) -> Value:
@@ -91,7 +92,11 @@ SILU_MUL = Op(
     FAMILY,
     (Tensor("gate", T, ("M", "N")), Tensor("up", T, ("M", "N")), Tensor("out", O, ("M", "N"), "out")),
     body=_silu_mul,
-    ship=(Ship({"T": BF16, "O": BF16}, modes=("exact", "fast")), Ship({"T": F16, "O": F16}), Ship({"T": F32, "O": F32})),
+    ship=(
+        Ship({"T": BF16, "O": BF16}, latency=True),
+        Ship({"T": F16, "O": F16}, rare=True),
+        Ship({"T": F32, "O": F32}, rare=True),
+    ),
     doc="silu(gate) * up of two rows",
 )
 
@@ -109,7 +114,7 @@ SIGMOID_GATE = Op(
         Tensor("out", O, ("M", "N"), "out"),
     ),
     body=_sigmoid_gate,
-    ship=(Ship({"T": BF16, "U": F32, "O": BF16}), Ship({"T": F32, "U": F32, "O": BF16}), Ship({"T": BF16, "U": BF16, "O": BF16})),
+    ship=(Ship({"T": BF16, "U": F32, "O": BF16}), Ship({"T": BF16, "U": BF16, "O": BF16}), Ship({"T": F32, "U": F32, "O": BF16}, rare=True)),
     doc="x * sigmoid(gate)",
 )
 
@@ -123,7 +128,7 @@ ADD = Op(
     FAMILY,
     (Tensor("a", T, ("M", "N")), Tensor("b", U, ("M", "N")), Tensor("out", U, ("M", "N"), "out")),
     body=_add,
-    ship=(Ship({"T": BF16, "U": BF16}), Ship({"T": BF16, "U": F32}), Ship({"T": F32, "U": F32}), Ship({"T": F16, "U": F16})),
+    ship=(Ship({"T": BF16, "U": BF16}, unaligned=True), Ship({"T": BF16, "U": F32}), Ship({"T": F32, "U": F32}), Ship({"T": F16, "U": F16}, rare=True)),
     doc="a + b in f32, rounded once to b's type (the residual stream's)",
 )
 
@@ -132,7 +137,7 @@ ADD_BIAS = Op(
     FAMILY,
     (Tensor("a", T, ("M", "N")), Tensor("bias", U, ("N",)), Tensor("out", T, ("M", "N"), "out")),
     body=lambda a, bias: a.to(F32) + bias.to(F32),
-    ship=(Ship({"T": BF16, "U": BF16}), Ship({"T": F32, "U": F32})),
+    ship=(Ship({"T": BF16, "U": BF16}),),
     doc="a + one row for all rows",
 )
 
@@ -177,7 +182,8 @@ CAST = Op(
     FAMILY,
     (Tensor("x", T, ("M", "N")), Tensor("out", O, ("M", "N"), "out")),
     body=lambda x: x,
-    ship=tuple(Ship({"T": a, "O": b}) for a, b in ((F32, BF16), (BF16, F32), (F32, F16), (F16, F32), (F16, BF16), (BF16, F16))),
+    ship=tuple(Ship({"T": a, "O": b}) for a, b in ((F32, BF16), (BF16, F32), (F32, F16), (F16, F32)))
+    + tuple(Ship({"T": a, "O": b}, rare=True) for a, b in ((F16, BF16), (BF16, F16))),
     doc="convert, rounding once to nearest even",
 )
 
@@ -186,7 +192,7 @@ COPY = Op(
     FAMILY,
     (Tensor("x", T, ("M", "N")), Tensor("out", T, ("M", "N"), "out")),
     body=lambda x: x,
-    ship=(Ship({"T": BF16}), Ship({"T": F32})),
+    ship=(Ship({"T": BF16}, unaligned=True), Ship({"T": F32})),
     doc="copy rows between strides: splits and concatenations are copies of column views",
 )
 
@@ -195,7 +201,7 @@ EMBEDDING = Op(
     FAMILY,
     (Tensor("table", T, ("V", "N")), Tensor("ids", DTypeVar("I", (I32, I64)), ("M",)), Tensor("out", T, ("M", "N"), "out")),
     body=lambda table, ids: take_row(table, ids),
-    ship=tuple(Ship({"T": t, "I": i}) for t, i in ((BF16, I32), (BF16, I64), (F32, I64))),
+    ship=tuple(Ship({"T": t, "I": i}) for t, i in ((BF16, I32), (BF16, I64))),
     doc="out[t] = table[ids[t]]",
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kiln.ir.dtypes import BF16, F16, F32, I32, I64, U8, DType
 from kiln.ir.language import Value, call
-from kiln.ir.spec import Attr, DTypeVar, Expr, Op, Scalar, Ship, Step, Tensor
+from kiln.ir.spec import ANY, Attr, DTypeVar, Expr, Op, Scalar, Ship, Step, Tensor
 from kiln.recipes import activation as act
 from kiln.recipes import norm, quant, rope
 
@@ -25,7 +25,13 @@ OPTIONAL_RESIDUAL = Tensor("residual", R, ("M", "N"), "inout", optional=True)
 FP8_OUT = Tensor("out", U8, ("M", "N"), "out")
 TOKEN_SCALES = Tensor("scales", F32, ("M",), "out", "dense")
 BF16_NORM = {"T": BF16, "R": BF16, "W": BF16}
-NORM_SHIP = (Ship(BF16_NORM, widths=norm.HIDDEN),)
+NORM_SHIP = (Ship(BF16_NORM, widths=(*norm.HIDDEN, ANY)),)
+GEMMA_WIDTHS = (2048, 5120)
+"""Hidden sizes of the models that scale by 1 + weight."""
+PLAIN_WIDTHS = (4096, 7168)
+"""Hidden sizes of those that scale by the weight itself."""
+ALONE_WIDTHS = (4096,)
+"""Hidden sizes served without a residual: a model's first norm."""
 
 
 def recipe(name: str, operands: tuple[Any, ...], body: Callable[..., Any], **fields: Any) -> Op:
@@ -54,11 +60,11 @@ def _add_rms_norm(name: str, gemma: bool, ship: tuple[Ship, ...]) -> Op:
     return recipe(name, operands, _fused_add_rms_norm(gemma), returns=("out", "residual"), ship=ship, doc=doc)
 
 
-FUSED_ADD_RMS_NORM = _add_rms_norm("fused_add_rms_norm", True, (*NORM_SHIP, Ship({"T": BF16, "R": F32, "W": BF16})))
+FUSED_ADD_RMS_NORM = _add_rms_norm("fused_add_rms_norm", True, (Ship(BF16_NORM, widths=(*GEMMA_WIDTHS, ANY)),))
 FUSED_ADD_RMS_NORM_STD = _add_rms_norm(
     "fused_add_rms_norm_std",
     False,
-    (*NORM_SHIP, Ship({"T": BF16, "R": F32, "W": BF16}), Ship({"T": F16, "R": F16, "W": F16}), Ship({"T": F32, "R": F32, "W": F32})),
+    (*NORM_SHIP, Ship({"T": BF16, "R": F32, "W": BF16}), Ship({"T": F32, "R": F32, "W": F32}, rare=True)),
 )
 
 
@@ -76,11 +82,10 @@ RMS_NORM_QUANT_FP8 = recipe(
     attrs=(Attr("gemma", (False, True), True),),
     returns=("out", "residual", "normed"),
     ship=(
-        Ship(BF16_NORM, widths=norm.HIDDEN, absent=("normed",)),
-        Ship(BF16_NORM, {"gemma": False}, widths=norm.HIDDEN, absent=("normed",)),
-        Ship(BF16_NORM, {"gemma": False}, widths=norm.HIDDEN, absent=("normed", "residual")),
-        Ship(BF16_NORM, absent=("residual", "normed")),
-        Ship(BF16_NORM),
+        Ship(BF16_NORM, widths=GEMMA_WIDTHS, absent=("normed",)),
+        Ship(BF16_NORM, {"gemma": False}, widths=PLAIN_WIDTHS, absent=("normed",)),
+        Ship(BF16_NORM, {"gemma": False}, widths=ALONE_WIDTHS, absent=("normed", "residual")),
+        Ship(BF16_NORM, rare=True),
     ),
     doc="(residual += x;) static fp8 of the bf16 norm",
 )
@@ -96,7 +101,10 @@ RMS_NORM_GATED_QUANT_FP8 = recipe(
     (X, Tensor("gate", T, ("M", "N")), WEIGHT, norm.EPS, quant.SCALE, FP8_OUT),
     _rms_norm_gated_quant_fp8,
     attrs=(Attr("activation", ("silu", "sigmoid"), "silu"),),
-    ship=(Ship({"T": BF16, "W": BF16}, widths=(128,)), Ship({"T": BF16, "W": BF16}, {"activation": "sigmoid"}, widths=(128,))),
+    ship=(
+        Ship({"T": BF16, "W": BF16}, widths=(128,)),
+        Ship({"T": BF16, "W": BF16}, {"activation": "sigmoid"}, rare=True),
+    ),
     doc="static fp8 of the bf16 gated norm",
 )
 
@@ -126,7 +134,7 @@ SILU_MUL_QUANT_FP8_GROUP = recipe(
     _silu_mul_quant_fp8_group,
     attrs=(quant.GROUP, quant.UE8M0),
     constraints=(quant.BY_GROUP,),
-    ship=(Ship({"T": BF16}), Ship({"T": BF16}, {"group": 64})),
+    ship=(Ship({"T": BF16}, modes=("exact", "fast")),),
     doc="fp8 per group of the bf16 silu(gate) * up",
 )
 
@@ -146,9 +154,8 @@ RMS_NORM_QUANT_FP8_TOKEN = recipe(
     attrs=(norm.GEMMA,),
     returns=("out", "scales", "residual"),
     ship=(
-        Ship(BF16_NORM, widths=norm.HIDDEN),
-        Ship(BF16_NORM, widths=norm.HIDDEN, absent=("residual",)),
-        Ship(BF16_NORM, {"gemma": True}),
+        Ship(BF16_NORM, widths=norm.HIDDEN[1:]),
+        Ship(BF16_NORM, widths=ALONE_WIDTHS, absent=("residual",)),
     ),
     doc="(residual += x;) fp8 per token of the bf16 norm",
 )
@@ -170,9 +177,8 @@ RMS_NORM_QUANT_FP8_GROUP = recipe(
     constraints=(quant.BY_GROUP,),
     returns=("out", "scales", "residual"),
     ship=(
-        Ship(BF16_NORM, widths=norm.HIDDEN),
-        Ship(BF16_NORM, {"group": 64}, widths=(2048,)),
-        Ship(BF16_NORM, widths=norm.HIDDEN, absent=("residual",)),
+        Ship(BF16_NORM, widths=PLAIN_WIDTHS),
+        Ship(BF16_NORM, widths=ALONE_WIDTHS, absent=("residual",)),
     ),
     doc="(residual += x;) fp8 per group of the bf16 norm",
 )
@@ -199,13 +205,13 @@ def _fp4_recipes(swizzled: bool) -> tuple[Op, ...]:
     gated = (X, Tensor("gate", U, ("M", "N"), doc="f32 stays unrounded"))
     fields = {"constraints": (quant.BY16,)}
     return (
-        recipe(f"silu_mul_fp4_quant{end}", (*tensors, quant.GLOBAL_SCALE_INV, *outputs), silu_mul, ship=(Ship({"T": BF16}),),
+        recipe(f"silu_mul_fp4_quant{end}", (*tensors, quant.GLOBAL_SCALE_INV, *outputs), silu_mul, ship=(Ship({"T": BF16}, modes=("exact", "fast")),),
                doc="NVFP4 of the bf16 silu(gate) * up", **fields),
         recipe(f"sigmoid_gate_fp4_quant{end}", (*gated, quant.GLOBAL_SCALE_INV, *outputs), sigmoid_gate,
                ship=(Ship({"T": BF16, "U": F32}),), doc="NVFP4 of the bf16 x * sigmoid(gate)", **fields),
         recipe(f"rms_norm_fp4_quant{end}", (X, WEIGHT, OPTIONAL_RESIDUAL, norm.EPS, quant.GLOBAL_SCALE_INV, *outputs), add_norm,
                attrs=(norm.GEMMA,), returns=("packed", "scales", "residual"),
-               ship=(Ship(BF16_NORM, widths=norm.HIDDEN), Ship(BF16_NORM, widths=norm.HIDDEN, absent=("residual",))),
+               ship=(Ship(BF16_NORM, widths=(4096, 5120)), Ship(BF16_NORM, absent=("residual",), rare=True)),
                doc="(residual += x;) NVFP4 of the bf16 norm", **fields),
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ All arithmetic is f32 with one rounding on store; sums have the pair-tree order,
 
 from kiln.ir.dtypes import BF16, F16, F32
 from kiln.ir.language import Value, exp, row_max, row_sum, sqrt, width_of
-from kiln.ir.spec import Attr, DTypeVar, Op, Scalar, Ship, Tensor
+from kiln.ir.spec import ANY, Attr, DTypeVar, Op, Scalar, Ship, Tensor
 from kiln.recipes.activation import gate_activation
 
 FAMILY = "KERNEL-EW-NORM-ACT"
@@ -43,12 +43,13 @@ RMS_NORM = Op(
     attrs=(GEMMA,),
     body=_rms_norm,
     ship=(
-        Ship({"T": BF16, "W": BF16, "O": BF16}, widths=(128, *HIDDEN, 16384)),
-        Ship({"T": BF16, "W": BF16, "O": BF16}, {"gemma": True}, widths=(256, *HIDDEN)),
-        Ship({"T": BF16, "W": F32, "O": BF16}),
-        Ship({"T": F16, "W": F16, "O": F16}),
+        Ship({"T": BF16, "W": BF16, "O": BF16}, widths=(128, *HIDDEN, ANY), unaligned=True),
+        Ship({"T": BF16, "W": BF16, "O": BF16}, {"gemma": True}, widths=(256, 2048, 5120)),
         Ship({"T": F32, "W": F32, "O": F32}),
         Ship({"T": BF16, "O": BF16}, absent=("weight",)),
+        Ship({"T": BF16, "W": F32, "O": BF16}, rare=True),
+        Ship({"T": F16, "W": F16, "O": F16}, rare=True),
+        Ship({"T": F32, "W": F32, "O": F32}, {"gemma": True}, rare=True),
     ),
     doc="y = x / sqrt(mean(x**2) + eps) * weight over the last axis",
 )
@@ -75,9 +76,9 @@ LAYER_NORM = Op(
     ),
     body=_layer_norm,
     ship=(
-        Ship({"T": BF16, "W": BF16, "O": BF16}, widths=(2048, 4096)),
+        Ship({"T": BF16, "W": BF16, "O": BF16}),
         Ship({"T": F32, "W": F32, "O": F32}),
-        Ship({"T": F32, "O": F32}, absent=("weight", "bias")),
+        Ship({"T": F32, "O": F32}, absent=("weight", "bias"), rare=True),
     ),
     doc="two-pass, biased variance: y = (x - mean) / sqrt(var + eps) * weight + bias",
 )
@@ -101,10 +102,11 @@ RMS_NORM_GATED = Op(
     attrs=(Attr("activation", ("silu", "sigmoid"), "silu"),),
     body=_rms_norm_gated,
     ship=(
-        Ship({"T": BF16, "W": BF16, "O": BF16}, widths=(128,)),
+        Ship({"T": BF16, "W": BF16, "O": BF16}, widths=(128,), latency=True),
         Ship({"T": BF16, "W": BF16, "O": BF16}, {"activation": "sigmoid"}, widths=(128,)),
-        Ship({"T": F32, "W": F32, "O": F32}, widths=(128,)),
-        Ship({"T": F32, "W": F32, "O": BF16}, widths=(128,)),
+        Ship({"T": F32, "W": F32, "O": BF16}, rare=True),
+        Ship({"T": F32, "W": F32, "O": F32}, rare=True),
+        Ship({"T": F32, "W": F32, "O": F32}, {"activation": "sigmoid"}, rare=True),
     ),
     doc="norm before gate: y = x / sqrt(mean(x**2) + eps) * weight * activation(gate)",
 )
@@ -120,7 +122,7 @@ L2_NORM = Op(
     family=FAMILY,
     operands=(Tensor("x", T, ("M", "N")), EPS, Tensor("out", T, ("M", "N"), "out")),
     body=_l2_norm,
-    ship=(Ship({"T": BF16}, widths=(128, 256)), Ship({"T": F32}, widths=(128,))),
+    ship=(Ship({"T": BF16}, widths=(128,)), Ship({"T": F32}, widths=(128,))),
     doc="y = x / sqrt(sum(x**2) + eps): the sum, not the mean",
 )
 
@@ -136,7 +138,7 @@ SOFTMAX = Op(
     family=FAMILY,
     operands=(Tensor("x", T, ("M", "N")), Tensor("out", T, ("M", "N"), "out")),
     body=_softmax,
-    ship=(Ship({"T": BF16}, widths=(4096,)), Ship({"T": F32}, widths=(4096,))),
+    ship=(Ship({"T": BF16}), Ship({"T": F32})),
     doc="exp(x - max) / sum over the last axis; NaN in, or no finite element: the row is NaN",
 )
 

@@ -7,7 +7,7 @@ from kiln.ir.dtypes import BF16, F16, F32, U8
 from kiln.ir.language import (
     Value, absolute, from_e4m3, group, group_max, max_number, min_number, pick, row_max, select, spread, to_e2m1, to_e4m3, ungroup,
 )  # fmt: skip
-from kiln.ir.spec import Attr, DTypeVar, Expr, Op, Scalar, Ship, Tensor
+from kiln.ir.spec import ANY, Attr, DTypeVar, Expr, Op, Scalar, Ship, Tensor
 
 FAMILY = "KERNEL-EW-NORM-QUANT"
 T = DTypeVar("T", (BF16, F16, F32))
@@ -55,7 +55,7 @@ QUANT_FP8_TOKEN = Op(
     FAMILY,
     (Tensor("x", T, ("M", "N")), UPPER_BOUND, Tensor("out", U8, ("M", "N"), "out"), Tensor("scales", F32, ("M",), "out", "dense")),
     body=_quant_fp8_token,
-    ship=(Ship({"T": BF16}, widths=(2048, 4096, 5120, 7168)), Ship({"T": F32})),
+    ship=(Ship({"T": BF16}, widths=(4096, 5120, 7168, ANY)), Ship({"T": F32}, rare=True)),
     doc="one scale per row: max(min(amax, upper_bound) / 448, 1 / (448 * 512))",
 )
 
@@ -82,7 +82,7 @@ QUANT_FP8_GROUP = Op(
     constraints=(BY_GROUP,),
     body=_quant_fp8_group,
     ship=(
-        Ship({"T": BF16}), Ship({"T": BF16}, {"group": 64}), Ship({"T": BF16}, {"ue8m0": True}), Ship({"T": F32}),
+        Ship({"T": BF16}), Ship({"T": BF16}, {"group": 64}), Ship({"T": BF16}, {"ue8m0": True}), Ship({"T": F32}, rare=True),
     ),  # fmt: skip
     doc="one scale per 64 or 128 neighbours",
 )
@@ -119,7 +119,7 @@ def _fp4_op(swizzled: bool) -> Op:
         (Tensor("x", T, ("M", "N")), GLOBAL_SCALE_INV, *fp4_outputs(swizzled)),
         constraints=(BY16,),
         body=quantize_fp4,
-        ship=EACH,
+        ship=(EACH[0], Ship({"T": F32}, rare=True)),
         doc="NVFP4: e2m1 pairs with one e4m3 scale per 16 and a global scale",
     )
 

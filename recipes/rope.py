@@ -62,7 +62,6 @@ ROPE = Op(
     ship=(
         Ship({"T": BF16, "C": F32, "I": I64}, widths=(128,)),
         Ship({"T": BF16, "C": F32, "I": I64}, {"rotary_dim": 64}, widths=(256,)),
-        Ship({"T": BF16, "C": BF16, "I": I64}, widths=(128,)),
     ),
     doc="rotate the first rotary_dim columns of each head by its token's position",
 )

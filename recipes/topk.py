@@ -17,8 +17,6 @@ Array: TypeAlias = np.ndarray[Any, Any]
 FAMILY = "KERNEL-TOPK-PAIRS"
 T = DTypeVar("T", (F32, BF16, F16))
 MAX_K = 1024
-CHUNK_UNIT = 128
-"""Chunks of a split row are multiples of this many columns."""
 VOCABULARIES = (248320, 151936, 129280, 128256, 102400)
 """Qwen3.6, Qwen3, DeepSeek-V3, Llama-3, DeepSeek-V2."""
 
@@ -79,21 +77,17 @@ def pack(scores: Array, columns: Array) -> Array:
 
 
 def _top_k_tiles(
-    *, scores: Array, k: int, keep: int, lists: int, num_org_vocab_padding: int = 0
+    *, scores: Array, k: int, keep: int, tile: int, lists: int, num_org_vocab_padding: int = 0
 ) -> tuple[Array]:
-    """(packed [R, lists * keep],): each chunk's first k elements in order, packed, then zeros."""
+    """(packed [R, lists * keep],): each tile's first k elements in order, packed, then zeros."""
     padded = _padded(scores, num_org_vocab_padding)
-    rows, width = scores.shape
-    unit = lists * CHUNK_UNIT
-    chunk = (width + unit - 1) // unit * CHUNK_UNIT
-    packed = np.zeros((rows, lists, keep), np.uint64)
+    packed = np.zeros((scores.shape[0], lists, keep), np.uint64)
     for part in range(lists):
-        begin = min(part * chunk, width)
-        piece = padded[:, begin : begin + chunk]
+        piece = padded[:, part * tile : (part + 1) * tile]
         columns = select(piece, k)
-        best = pack(np.take_along_axis(piece, columns, axis=1), columns + begin)
+        best = pack(np.take_along_axis(piece, columns, axis=1), columns + part * tile)
         packed[:, part, : best.shape[1]] = best
-    return (packed.reshape(rows, lists * keep).view(np.int64),)
+    return (packed.reshape(len(packed), lists * keep).view(np.int64),)
 
 
 def _top_k_merge(
@@ -115,15 +109,24 @@ TOP_K_PAIRS = Op(
     width="V",
     constraints=_K_FITS + _ROW_FITS,
     ship=(Ship({"T": F32}, widths=VOCABULARIES), Ship({"T": BF16}, widths=VOCABULARIES), Ship({"T": F16})),
-    doc="The first k elements of each row and their columns, by (value descending, index ascending).",
+    doc="The first k elements of each row and their columns, by (value descending, index ascending). CUDA "
+    "artifacts take f32 (fast up to k = 64 and 262144 columns) and bf16 up to k = 32 and 262144 columns; f16 "
+    "has CPU artifacts only.",
     reference=_top_k_pairs,
 )
 
-KEEP = Scalar("keep", I32, minimum=1, doc="slots of a chunk's list")
-LISTS = Scalar("lists", I32, minimum=1, doc="chunks a row is split into")
+KEEP = Scalar("keep", I32, minimum=1, doc="slots of a tile's list")
+TILE = Scalar("tile", I32, minimum=1, doc="columns of a tile")
+LISTS = Scalar("lists", I32, minimum=1, doc="tiles a row is split into")
 PACKED_SHAPE: tuple[Any, ...] = ("R", ["mul", ["dim", "LISTS"], ["dim", "KEEP"]])
 _K_KEPT: tuple[tuple[list[Any], str], ...] = (
-    (["le", ["arg", "k"], ["dim", "KEEP"]], "k must not exceed keep: a chunk's list holds every candidate"),
+    (["le", ["arg", "k"], ["dim", "KEEP"]], "k must not exceed keep: a tile's list holds every candidate"),
+)
+_TILES_COVER: tuple[tuple[list[Any], str], ...] = (
+    (
+        ["le", ["dim", "V"], ["mul", ["arg", "lists"], ["arg", "tile"]]],
+        "lists tiles must cover the row: give more lists or longer tiles",
+    ),
 )
 
 TOP_K_TILES = Op(
@@ -133,6 +136,7 @@ TOP_K_TILES = Op(
         SCORES,
         K,
         KEEP,
+        TILE,
         LISTS,
         PADDING,
         Tensor(
@@ -141,13 +145,13 @@ TOP_K_TILES = Op(
             PACKED_SHAPE,
             role="out",
             layout="dense",
-            doc="each chunk's list of packed elements",
+            doc="each tile's list of packed elements",
         ),
     ),
     rows="R",
     width="V",
-    constraints=(*_K_KEPT, *_K_FITS, *_ROW_FITS[1:]),
-    doc="Internal, the first half of top_k_pairs: the first k elements of every chunk of a row.",
+    constraints=(*_K_KEPT, *_TILES_COVER, *_K_FITS, *_ROW_FITS[1:]),
+    doc="Internal, the first half of top_k_pairs: the first k elements of every tile of a row.",
     reference=_top_k_tiles,
 )
 

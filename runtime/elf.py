@@ -219,16 +219,19 @@ def _read_sections(data: bytes, shoff: int, shnum: int, shentsize: int, shstrndx
     )
 
 
+_SHARED = frozenset({".nv.merc.nv.constant.pic", ".nv.constant4"})
+
+
 def _check_cover(data: bytes, sections: tuple[Section, ...], *tables: tuple[int, int]) -> None:
     """Refuse parts that share bytes, and a file that goes on after its last part.
 
     Debug sections may share theirs: from sm_100 on ptxas lays `.nv.merc.debug_str` over `.debug_str`, and so
-    on.
+    on; so do `.nv.merc.nv.constant.pic` and `.nv.constant4` of kernels with a table of call targets.
     """
     parts = [(0, _HEADER.size, "the ELF header", False)]
     parts += [(start, size, "a table of headers", False) for start, size in tables if size]
     parts += [
-        (s.offset, s.size, f"section {s.name!r}", "debug" in s.name)
+        (s.offset, s.size, f"section {s.name!r}", "debug" in s.name or s.name in _SHARED)
         for s in sections
         if s.kind != SHT_NOBITS and s.size and s.kind
     ]

@@ -6,7 +6,7 @@ is the judge of whether a call selects the candidate. No op is known by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -43,6 +43,8 @@ class Style:
     fill: Fill
     wide: bool = False
     """Prefer the largest width."""
+    least: bool = False
+    """Prefer the least of every dimension but rows and width: an empty sum, a table of one row."""
 
 
 STYLES = (
@@ -51,7 +53,7 @@ STYLES = (
     Style(1, "ragged", "special"),
     Style(17, "alias", "mixed"),
     Style(2, "dense", "normal", wide=True),
-    Style(130, "columns", "special"),
+    Style(130, "columns", "special", least=True),
 )
 """One call each; where a candidate cannot have the rows or the layout, the nearest that it can."""
 
@@ -104,6 +106,26 @@ class Case:
         return f"{self.op}.{self.variant} {sizes} {self.layout} {self.fill} seed={self.seed}"
 
 
+@dataclass(frozen=True)
+class Judge:
+    """Who says whether a call selects a candidate: an op on a device, asked about memory that is not there."""
+
+    operation: Operation
+    device: int
+    """The CPU, or a CUDA ordinal."""
+    base: int = 1 << 30
+    """An address that stands for the call's memory."""
+
+    def selects(self, case: Case) -> bool:
+        """Whether the runtime would run exactly the case's candidate."""
+        operands = views(case, self.base, self.device)
+        try:
+            found = self.operation.explain(**arguments(self.operation.sig, case, operands)).chosen
+        except KilnError:
+            return False
+        return found is not None and found.variant == case.variant
+
+
 @dataclass
 class _Draft:
     """A call in the making."""
@@ -118,60 +140,73 @@ def internal_ops(plans: Sequence[Plan]) -> set[str]:
     return {step.op for plan in plans if plan.tier == "primitive" for step in plan.steps}
 
 
-def derive(operation: Operation, candidate: Kernel | Plan, base: int) -> Iterator[Case]:
-    """Calls of a candidate, at most one per style. `base` is an address that stands for the memory.
+class Deriver:
+    """Finds calls of one candidate."""
 
-    A style whose call no draw of sizes makes legal is left out; none at all is for the caller to report.
-    """
-    seen: set[str] = set()
-    for number, style in enumerate(STYLES):
-        case = find(operation, candidate, style, number, base)
-        if case is not None and repr((case.slots, case.scalars, case.fill)) not in seen:
-            seen.add(repr((case.slots, case.scalars, case.fill)))
-            yield case
+    def __init__(
+        self,
+        judge: Judge,
+        candidate: Kernel | Plan,
+        factors: Iterable[int] = (),
+        styles: Sequence[Style] = STYLES,
+        limit: int = MOST_ELEMENTS,
+    ) -> None:
+        """Work out what each number of a call may be. For `factors` see `pool`; `limit` is in elements."""
+        sig = judge.operation.sig
+        self.judge, self.candidate = judge, candidate
+        self.styles, self.limit = styles, limit
+        self.attrs = _attrs(sig, candidate)
+        self.pools = [(v, pool(sig, candidate, v, self.attrs, factors)) for v in variables(sig)]
+        self.swizzled = any(t.layout == "nvfp4_128x4" for t in sig.tensors)
+        # Not the name: entries of several ISA tiers get the same calls, whose answers are computed once.
+        self.seed = crc32(f"{candidate.op} {candidate.when!r}".encode())
 
+    def cases(self) -> Iterator[tuple[int, Case]]:
+        """At most one call per style, with the style's number.
 
-def find(
-    operation: Operation, candidate: Kernel | Plan, style: Style, seed: int, base: int
-) -> Case | None:
-    """The first drawn call in this style, or the nearest layout, that selects the candidate."""
-    rng = np.random.default_rng([crc32(f"{candidate.op}.{candidate.variant}".encode()), seed])
-    sig = operation.sig
-    attrs = _attrs(sig, candidate)
-    swizzled = any(t.layout == "nvfp4_128x4" for t in sig.tensors)
-    pools = [(v, pool(sig, candidate, v, attrs)) for v in variables(sig)]
-    if not all(values for _, values in pools):
+        A style whose call no draw of sizes makes legal is left out; none at all is for the caller to report.
+        """
+        seen: set[str] = set()
+        for number, style in enumerate(self.styles):
+            case = self.find(style, number)
+            if case is not None and repr((case.slots, case.scalars, case.fill)) not in seen:
+                seen.add(repr((case.slots, case.scalars, case.fill)))
+                yield number, case
+
+    def find(self, style: Style, seed: int) -> Case | None:
+        """The first drawn call in this style, or the nearest layout, that selects the candidate."""
+        if not all(values for _, values in self.pools):
+            return None
+        sig = self.judge.operation.sig
+        rng = np.random.default_rng([self.seed, seed])
+        for attempt in range(TRIES):
+            draft = _draft(sig, self.candidate, seed, self.attrs)
+            for variable, values in self.pools:
+                variable.put(draft.env, self._draw(variable, values, style, attempt, rng))
+            _numbers(sig, draft.env, seed)
+            limit = self.limit << (attempt // 12)
+            if self.swizzled and style.rows > 128:
+                # More than one block of 128 rows, whatever the width.
+                limit = max(limit, self.limit << 5)
+            case = _placed(self.judge, self.candidate, draft, style, seed, limit)
+            if case is not None:
+                return case
         return None
-    for attempt in range(TRIES):
-        draft = _draft(sig, candidate, seed, attrs)
-        for variable, values in pools:
-            variable.put(draft.env, _draw(sig, variable, values, style, attempt, rng))
-        _numbers(sig, draft.env, seed)
-        limit = MOST_ELEMENTS << (attempt // 12)
-        if swizzled and style.rows > 128:
-            # More than one block of 128 rows, whatever the width.
-            limit = max(limit, 1 << 22)
-        case = _placed(operation, candidate, draft, style, seed, base, limit)
-        if case is not None:
-            return case
-    return None
 
-
-def _draw(
-    sig: Signature,
-    variable: Variable,
-    values: list[int],
-    style: Style,
-    attempt: int,
-    rng: np.random.Generator,
-) -> int:
-    if variable.dim == sig.rows and variable.arg is None:
-        nearest = sorted(values, key=lambda v: (v != style.rows, v > style.rows, abs(v - style.rows)))
-        return nearest[min(attempt // 8, len(nearest) - 1)]
-    if variable.dim == sig.width and style.wide and attempt < 4:
-        fitting = sorted(v for v in values if v * style.rows <= MOST_ELEMENTS // 2)
-        return fitting[max(-1 - attempt, -len(fitting))] if fitting else min(values)
-    return values[int(rng.integers(len(values)))]
+    def _draw(
+        self, variable: Variable, values: list[int], style: Style, attempt: int, rng: np.random.Generator
+    ) -> int:
+        sig = self.judge.operation.sig
+        if variable.dim == sig.rows and variable.arg is None:
+            nearest = sorted(values, key=lambda v: (v != style.rows, v > style.rows, abs(v - style.rows)))
+            return nearest[min(attempt // 8, len(nearest) - 1)]
+        if variable.dim == sig.width:
+            if style.wide and attempt < 4:
+                fitting = sorted(v for v in values if v * style.rows <= self.limit // 2)
+                return fitting[max(-1 - attempt, -len(fitting))] if fitting else min(values)
+        elif style.least and attempt < 4:
+            return min(values)
+        return values[int(rng.integers(len(values)))]
 
 
 def _attrs(sig: Signature, candidate: Kernel | Plan) -> dict[str, Any]:
@@ -216,15 +251,9 @@ def number(o: Scalar, seed: int) -> float:
 
 
 def _placed(
-    operation: Operation,
-    candidate: Kernel | Plan,
-    draft: _Draft,
-    style: Style,
-    seed: int,
-    base: int,
-    limit: int,
+    judge: Judge, candidate: Kernel | Plan, draft: _Draft, style: Style, seed: int, limit: int
 ) -> Case | None:
-    sig = operation.sig
+    sig = judge.operation.sig
     for layout in dict.fromkeys((style.layout, "padded", "dense")):
         try:
             slots, size = place(sig, draft.env, draft.dtypes, layout)
@@ -245,7 +274,7 @@ def _placed(
             style.fill,
             seed,
         )
-        if (layout != "alias" or any(s.alias for s in slots)) and selects(operation, case, base):
+        if (layout != "alias" or any(s.alias for s in slots)) and judge.selects(case):
             return case
     return None
 
@@ -322,17 +351,7 @@ def arguments(sig: Signature, case: Case, operands: Mapping[str, Any]) -> dict[s
         **read,
         **scalars,
         **case.attrs,
-        "out": written if len(written) > 1 else written[0],
+        "out": written,
         "variant": case.variant,
         "mode": case.mode,
     }
-
-
-def selects(operation: Operation, case: Case, base: int) -> bool:
-    """Whether the runtime would run exactly the case's candidate."""
-    ordinal = operation.ordinal
-    try:
-        found = operation.explain(**arguments(operation.sig, case, views(case, base, ordinal))).chosen
-    except KilnError:
-        return False
-    return found is not None and found.variant == case.variant

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Mapping, Sequence
 
 from kiln.ir.spec import Op
@@ -22,7 +24,9 @@ def add_catalog_option(parser: argparse.ArgumentParser) -> None:
 
 
 def catalogs(args: argparse.Namespace) -> tuple[str, ...]:
-    """The catalogs of this command line."""
+    """The catalogs of this command line. One that is named may lie in the current folder, after what is installed."""
+    if args.catalog and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     return tuple(args.catalog or (KILN,))
 
 

@@ -6,7 +6,7 @@ what its tests must straddle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ ROWS = (3, 130, 1, 17, 2)
 """Row counts; none is a multiple of a tile's rows but 2."""
 EXTENTS = (0, 1, 5, 16, 48, 80, 128, 250, 256, 384, 640, 1000, 1040, 1152, 2064, 4112)
 """Extents of every other dimension: ragged ones, and multiples of 16 and of 128."""
+MOST = 1 << 20
+"""The largest extent that a test draws."""
 COUNTS = (1, 2, 5)
 """Values of integer scalars, beside their least and default one."""
 
@@ -101,12 +103,26 @@ def indexed_dims(sig: Signature) -> set[str]:
     return set()
 
 
-def pool(sig: Signature, candidate: Kernel | Plan, variable: Variable, attrs: dict[str, Any]) -> list[int]:
-    """Values of one variable that no demand about it alone refuses, in the order in which they are tried."""
+def constants(trees: Iterable[Any]) -> set[int]:
+    """The positive whole numbers that expressions and predicates mention, as far as test sizes go."""
+    return {c for tree in trees for c in _constants(tree) if 0 < c <= MOST}
+
+
+def pool(
+    sig: Signature,
+    candidate: Kernel | Plan,
+    variable: Variable,
+    attrs: dict[str, Any],
+    factors: Iterable[int] = (),
+) -> list[int]:
+    """Values of one variable that no demand about it alone refuses, in the order in which they are tried.
+
+    `factors` are numbers that the kernels behind a plan mention: sizes are drawn around their multiples too.
+    """
     named = variable.names
-    mentioned = [e for e in expressions(sig, candidate) if named & set(names(e))]
-    near = {c for e in mentioned for c in _constants(e) if 0 < c <= 1 << 20}
-    near |= {m * c + d for c in near for m, d in ((1, -1), (1, 1), (1, 16), (3, 16), (10, 16))}
+    near = constants(e for e in expressions(sig, candidate) if named & set(names(e)))
+    multiples = ((1, -1), (1, 1), (1, 16), (3, 16), (10, 16), *((f, 16) for f in factors))
+    near |= {m * c + d for c in near for m, d in multiples if m * c <= MOST}
     if variable.dim is None or variable.arg is not None:
         scalar = next(o for o in sig.scalars if o.name == variable.arg)
         known = [int(v) for v in (scalar.default, scalar.minimum) if v is not None]

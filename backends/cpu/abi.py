@@ -1,4 +1,5 @@
-"""The parameters of a generated C entry: which pointers and numbers it takes, in which order, and what the manifest says of them."""
+"""The parameters of a generated C entry: which pointers and numbers it takes, in which order, and what the
+manifest says of them."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from kiln.ir.signature import resolve, row_kind
 from kiln.ir.spec import Op, Tensor
 
 TAKEN = frozenset(
-    "n m i j k g t rows begin end live near level rest ptrs ints floats auto break case char const continue default do double else enum "
-    "extern float for goto if inline int long register restrict return short signed sizeof static struct switch typedef union unsigned "
-    "void volatile while".split()
+    "n m i j k g t rows begin end live near level rest ptrs ints floats auto break case char const "
+    "continue default do double else enum extern float for goto if inline int long register restrict "
+    "return short signed sizeof static struct switch typedef union unsigned void volatile while".split()
 )
 """Names of a generated entry's own variables, and C's keywords."""
 
@@ -48,7 +49,8 @@ class Memory:
 
     @property
     def stride(self) -> str:
-        """The C variable of its row stride; empty where rows are one element apart or the layout fixes them."""
+        """The C variable of its row stride; empty where rows are one element apart or the layout fixes
+        them."""
         strided = self.rank == 2 and self.per_row and self.layout != "nvfp4_128x4"
         return f"{self.operand}_stride" if strided else ""
 
@@ -77,13 +79,19 @@ class Abi:
     def json_params(self) -> list[dict[str, Any]]:
         """The manifest's PARAM entries."""
         pointers = [
-            {"name": m.name, "kind": "ptr", "dtype": m.dtype.name, "operand": m.operand, "access": "write" if m.written else "read",
+            {"name": m.name, "kind": "ptr", "dtype": m.dtype.name, "operand": m.operand,
+            "access": "write" if m.written else "read",
              "align": m.dtype.bytes}
             for m in self.memories
         ]  # fmt: skip
         values = [(name, "i64", value) for name, value in self.integers]
-        values += [(name, "f64" if dtype == "f32" else "i64", ["arg", operand]) for name, operand, dtype in self.numbers]
-        scalars = [{"name": n, "kind": "scalar", "dtype": d, "value": v, "divisible_by": 1} for n, d, v in values]
+        values += [
+            (name, "f64" if dtype == "f32" else "i64", ["arg", operand])
+            for name, operand, dtype in self.numbers
+        ]
+        scalars = [
+            {"name": n, "kind": "scalar", "dtype": d, "value": v, "divisible_by": 1} for n, d, v in values
+        ]
         return pointers + scalars
 
 
@@ -92,7 +100,16 @@ def _memory(op: Op, key: str, types: Mapping[str, DType], attrs: Mapping[str, An
     tensor = next(t for t in op.tensors if t.name == name)
     kind = row_kind(op, tensor, attrs)
     space = Space.ROW if kind.table else space_of(kind.shape)
-    return Memory(key, name, resolve(op, tensor, types), space, tensor.layout, kind.per_row and not kind.table, kind.table, len(tensor.dims))
+    return Memory(
+        key,
+        name,
+        resolve(op, tensor, types),
+        space,
+        tensor.layout,
+        kind.per_row and not kind.table,
+        kind.table,
+        len(tensor.dims),
+    )
 
 
 def _integers(op: Op, memories: tuple[Memory, ...]) -> dict[str, Any]:
@@ -100,8 +117,9 @@ def _integers(op: Op, memories: tuple[Memory, ...]) -> dict[str, Any]:
     if any(m.layout == "nvfp4_128x4" for m in memories):
         found["rows"] = ["dim", op.rows]
     for m in memories:
-        if m.table:
+        if m.table and m.rank == 2:
             found[f"{m.operand}_stride"] = ["stride", m.operand]
+        if m.table:
             found[f"{m.operand}_rows"] = _tensor(op, m.operand).dims[0]
         if m.stride:
             found[m.stride] = ["stride", m.operand]

@@ -1,4 +1,5 @@
-"""The CPU backend: which C entries a catalog's declarations ask for. Plans without importing MLIR or a compiler."""
+"""The CPU backend: which C entries a catalog's declarations ask for. Plans without importing MLIR or a
+compiler."""
 
 from __future__ import annotations
 
@@ -82,12 +83,24 @@ class CpuBackend:
             return None
         payload = {"catalogs": list(loaded.names), "ships": ships}
         contents = {
-            **payload, "op": op.name, "target": target, "rows": [repr(r) for r in rows], "tiers": repr(TARGETS[target]),
+            **payload, "op": op.name, "target": target, "rows": [repr(r) for r in rows],
+            "tiers": repr(TARGETS[target]),
         }  # fmt: skip
-        sources = [*module_closure(loaded.modules[op.name]), *_own(*HANDWRITTEN), *(_own(f"kernels/{r.template}")[0] for r in rows)]
+        sources = [
+            *module_closure(loaded.modules[op.name]),
+            *_own(*HANDWRITTEN),
+            *(_own(f"kernels/{r.template}")[0] for r in rows),
+        ]
         if ships:
             sources += [*core_sources(), *_own(*GENERATOR), *sorted((_folder() / "vec").glob("*.h"))]
-        return Job(target, op.name, VARIANT, inputs_digest(sources, contents, self.toolchain(target)), RUNNER, payload)
+        return Job(
+            target,
+            op.name,
+            VARIANT,
+            inputs_digest(sources, contents, self.toolchain(target)),
+            RUNNER,
+            payload,
+        )
 
 
 def _folder() -> Path:

@@ -15,27 +15,31 @@ from kiln.ir.dtypes import BF16, F32, I64, DType
 Render = Callable[[int], str]
 
 OPERATORS = {
-    "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}", "arith.negf": "-{0}",
+    "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}",
+    "arith.divf": "{0} / {1}", "arith.negf": "-{0}",
     "arith.andi": "{0} & {1}", "arith.ori": "{0} | {1}", "arith.shrsi": "{0} >> {1}",
 }  # fmt: skip
 """The same text for vectors and for numbers; C takes a number for a vector operand."""
 VECTOR = {
-    "arith.addi": "{i}_add({0}, {1})", "arith.subi": "{i}_sub({0}, {1})", "arith.muli": "{i}_mul({0}, {1})", "arith.shli": "{i}_shl({0}, {1})",
-    "arith.maxsi": "{i}_max({0}, {1})",
+    "arith.addi": "{i}_add({0}, {1})", "arith.subi": "{i}_sub({0}, {1})", "arith.muli": "{i}_mul({0}, {1})",
+    "arith.shli": "{i}_shl({0}, {1})", "arith.maxsi": "{i}_max({0}, {1})", "arith.divsi": "{0} / {1}",
     "arith.maximumf": "{f}_maximum({0}, {1})", "arith.minimumf": "{f}_minimum({0}, {1})",
-    "arith.maxnumf": "{f}_maxnum({0}, {1})", "arith.minnumf": "{f}_minnum({0}, {1})", "math.absf": "{f}_abs({0})",
-    "math.sqrt": "__builtin_elementwise_sqrt({0})", "math.fma": "{f}_fma({0}, {1}, {2})",
+    "arith.maxnumf": "{f}_maxnum({0}, {1})", "arith.minnumf": "{f}_minnum({0}, {1})",
+    "math.absf": "{f}_abs({0})", "math.sqrt": "__builtin_elementwise_sqrt({0})", "math.fma": "{f}_fma({0}, {1}, {2})",
     "arith.sitofp": "__builtin_convertvector({0}, {f})", "arith.trunci": "{0} & 255", "arith.extui": "{0}",
+    "kiln.columns": "{i}_columns(i)",
 }  # fmt: skip
 """`{f}` and `{i}` are the vector types."""
 NUMBER = {
-    "arith.addi": "(int32_t)((uint32_t){0} + (uint32_t){1})", "arith.subi": "(int32_t)((uint32_t){0} - (uint32_t){1})",
+    "arith.addi": "(int32_t)((uint32_t){0} + (uint32_t){1})",
+    "arith.subi": "(int32_t)((uint32_t){0} - (uint32_t){1})",
     "arith.muli": "(int32_t)((uint32_t){0} * (uint32_t){1})", "arith.shli": "(int32_t)((uint32_t){0} << {1})",
-    "arith.maxsi": "{0} > {1} ? {0} : {1}",
+    "arith.maxsi": "{0} > {1} ? {0} : {1}", "arith.divsi": "{0} / {1}", "kiln.row": "(int32_t)m",
     "arith.maximumf": "f_maximum({0}, {1})", "arith.minimumf": "f_minimum({0}, {1})",
     "arith.maxnumf": "f_maxnum({0}, {1})", "arith.minnumf": "f_minnum({0}, {1})", "math.absf": "f_abs({0})",
     "math.sqrt": "__builtin_elementwise_sqrt({0})", "math.fma": "f_fma({0}, {1}, {2})",
-    "arith.sitofp": "(float){0}", "arith.extui": "{0}", "arith.select": "{0} ? {1} : {2}", "arith.index_cast": "(int32_t)n",
+    "arith.sitofp": "(float){0}", "arith.extui": "{0}", "arith.select": "{0} ? {1} : {2}",
+    "arith.index_cast": "(int32_t)n",
 }  # fmt: skip
 COMPARE = {">": "{0} > {1}", ">=": "{0} >= {1}", "<": "{0} < {1}", "<=": "{0} <= {1}"}
 BARE = frozenset({*OPERATORS, "arith.cmpf", "arith.cmpi"})
@@ -75,14 +79,18 @@ def c_type(dtype: DType, space: Space, lanes: Lanes = NARROW) -> str:
         return "float" if dtype.is_float else "int64_t" if dtype is I64 else "int32_t"
     if space is Space.PAIR:
         if dtype.is_float:
-            raise LegalityError(f"{dtype} values of pairs have no CPU form; convert to i32 codes first", "row program")
+            raise LegalityError(
+                f"{dtype} values of pairs have no CPU form; convert to i32 codes first", "row program"
+            )
         return lanes.pair
     return lanes.f if dtype.is_float else lanes.i
 
 
-def expression(i: Instruction, space: Space, render: Render, lanes: Lanes = NARROW, *, clean: bool = False) -> str:
-    """The right-hand side of an instruction that touches no memory. `render` gives the text of an operand; `clean` says that NaN among
-    the operands has no low bits, so that rounding may carry into it."""
+def expression(
+    i: Instruction, space: Space, render: Render, lanes: Lanes = NARROW, *, clean: bool = False
+) -> str:
+    """The right-hand side of an instruction that touches no memory. `render` gives the text of an operand;
+    `clean` says that NaN among the operands has no low bits, so that rounding may carry into it."""
     args = [render(a) for a in i.args]
     kind = c_type(i.dtype, space, lanes)
     if space is Space.SCALAR:

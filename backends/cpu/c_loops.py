@@ -11,7 +11,7 @@ from kiln.ir.diagnostics import LegalityError
 
 BUFFERED = 8192
 """Elements of a row that buffers hold (32 KiB each); the rest of a longer row is computed again."""
-ENDLESS = 110
+ENDLESS = 130
 """Cost of a loop's vector from which wide vectors don't pay."""
 HEAVY = 40
 """Cost of a vector from which it is not worth while to have a copy of its code for each place in the tree."""
@@ -76,7 +76,10 @@ for (int64_t j = 0; j < live; ++j) {{
 
 def indented(text: str, depth: int) -> str:
     """`text` with every line but preprocessor lines moved right."""
-    return "".join(line if line.startswith("#") or not line.strip() else "  " * depth + line for line in text.splitlines(True))
+    return "".join(
+        line if line.startswith("#") or not line.strip() else "  " * depth + line
+        for line in text.splitlines(True)
+    )
 
 
 def is_sum(reduction: Instruction) -> bool:
@@ -90,18 +93,24 @@ def fold(function: str, count: int) -> str:
 
 
 def lanes_of(schedule: Schedule) -> Lanes:
-    """Wide vectors where rows are bf16 for the most part: they need no shuffle then; f32 would need two, and f16 has an instruction for
-    neighbours.
+    """Wide vectors where rows are bf16 for the most part: they need no shuffle then; f32 would need two, and
+    f16 has an instruction for neighbours.
 
-    Very long bodies (erf) would spill on SSE2: 48 against 27 ns an element for gelu. So would heavy reductions (softmax).
-    """
+    Very long bodies (erf) would spill on SSE2: 48 against 27 ns an element for gelu. So would heavy
+    reductions (softmax)."""
+    if any(i.name == "kiln.columns" for i in schedule.instructions):
+        return NARROW
     rows = [i for i in schedule.instructions if space_of(i.shape) is Space.ROW]
     types = [i.dtype.name for i in rows if i.name in LOADS or i.name == "kiln.store"]
     bf16 = types.count("bf16")
     summed = {schedule.stage[r.args[0]] for r in schedule.reductions if is_sum(r)}
-    costs = {n: schedule.cost(schedule.needed(schedule.sinks(n), n, whole=True)) for n in range(schedule.last + 1)}
+    costs = {
+        n: schedule.cost(schedule.needed(schedule.sinks(n), n, whole=True)) for n in range(schedule.last + 1)
+    }
     dear = any(cost >= (HEAVY if n in summed else ENDLESS) for n, cost in costs.items())
-    return WIDE if bf16 * 2 > len(types) and not dear and "f16" not in types and "i32" not in types else NARROW
+    return (
+        WIDE if bf16 * 2 > len(types) and not dear and "f16" not in types and "i32" not in types else NARROW
+    )
 
 
 class Loops:
@@ -118,12 +127,20 @@ class Loops:
 
     def text(self) -> str:
         """The loops; empty for a stage without any."""
-        if not self.reductions and not self.element_stores and not self.group_stores:
+        kept = any(c.stage == self.stage for c in self.schedule.row_buffers())
+        if not self.reductions and not self.element_stores and not self.group_stores and not kept:
             return ""
         return self._blocks() if self.schedule.steps(self.stage) else self._simple()
 
     def _body(
-        self, name: str, step: int, stores: list[Instruction], reductions: list[Instruction], keeps: list[Cut], buffers: bool, lanes: Lanes
+        self,
+        name: str,
+        step: int,
+        stores: list[Instruction],
+        reductions: list[Instruction],
+        keeps: list[Cut],
+        buffers: bool,
+        lanes: Lanes,
     ) -> Body:
         body = Body(self.schedule, self.abi, f"{self.entry}_{name}", self.stage, step, buffers, lanes)
         body.build(stores, keeps, reductions)
@@ -134,10 +151,17 @@ class Loops:
         """One pass over the row, vector by vector."""
         buffers = self.schedule.row_buffers()
         keeps = [c for c in buffers if c.stage == self.stage]
-        split = any(c.stage <= self.stage for c in buffers)
+        split = any(c.stage <= self.stage for c in buffers) and not self.schedule.permuted
         name = f"s{self.stage}"
-        bodies = {"near": self._body(name, 0, self.element_stores, self.reductions, keeps, True, self.lanes)} if split else {}
-        bodies["n"] = self._body(f"{name}_far" if split else name, 0, self.element_stores, self.reductions, [], False, self.lanes)
+        bodies = (
+            {"near": self._body(name, 0, self.element_stores, self.reductions, keeps, True, self.lanes)}
+            if split
+            else {}
+        )
+        name = f"{name}_far" if split else name
+        bodies["n"] = self._body(
+            name, 0, self.element_stores, self.reductions, [] if split else keeps, not split, self.lanes
+        )
         heavy = any(b.cost >= HEAVY for b in bodies.values()) and any(map(is_sum, self.reductions))
         parted = len(self.reductions) > 1 or heavy
         text = "".join(self._accumulators(r) for r in self.reductions) + "int64_t i = 0;\n"
@@ -161,13 +185,16 @@ class Loops:
         return f"#define KILN_V(j) {body.call(f'i + {unit} * (j)', str(unit))}\n{text}#undef KILN_V\n"
 
     def _sum(self, v: str, limit: str, last: str) -> str:
-        """Blocks of 256 elements pushed into the tree, then what is left: each power of two in its own level."""
+        """Blocks of 256 elements pushed into the tree, then what is left: each power of two in its own
+        level."""
         unit = self.lanes.count
-        text = f"for (; {limit} - i >= 256; i += 256) tree_push({v}_level + 4, (uint64_t)i / 256, {fold('pair_add', 256 // unit)});\n"
+        push = f"tree_push({v}_level + 4, (uint64_t)i / 256, {fold('pair_add', 256 // unit)})"
+        text = f"for (; {limit} - i >= 256; i += 256) {push};\n"
         for level in range(3, -1, -1):
             size = 16 << level
             if size >= unit:
-                text += f"if (({limit} - i) & {size}) {v}_level[{level}] = {fold('pair_add', size // unit)}, i += {size};\n"
+                subtree = fold("pair_add", size // unit)
+                text += f"if (({limit} - i) & {size}) {v}_level[{level}] = {subtree}, i += {size};\n"
         return text + f"if (i < {limit}) {v}_rest = {last}, i = {limit};\n"
 
     def _in_parts(self, limit: str, full: str, last: str) -> str:
@@ -212,14 +239,19 @@ class Loops:
         return f"{v} = tree_root({level}, (uint64_t)n / {unit}, {v}_rest, n % {unit} != 0);\n"
 
     def _blocks(self) -> str:
-        """The row in blocks of sixteen groups: reduce them, compute one vector with a lane a group, use its lanes."""
+        """The row in blocks of sixteen groups: reduce them, compute one vector with a lane a group, use its
+        lanes."""
         count = self.schedule.steps(self.stage)
         inside = self.schedule.needed(self.schedule.sinks(self.stage), self.stage, whole=True, buffers=False)
-        if self.reductions:
-            raise LegalityError("a row reduction beside a group reduction has no CPU form", self.reductions[0].name)
+        if self.reductions or any(c.stage == self.stage for c in self.schedule.row_buffers()):
+            raise LegalityError(
+                "a row reduction or permutation beside a group reduction has no CPU form", "row program"
+            )
         bodies, text = [], ""
         groups = [v for v in inside if self.schedule.space(v) is Space.GROUP]
-        reduced = {self.schedule.step[v]: v for v in groups if self.schedule.defined[v].name == "linalg.reduce"}
+        reduced = {
+            self.schedule.step[v]: v for v in groups if self.schedule.defined[v].name == "linalg.reduce"
+        }
         for step in range(count):
             if len([v for v in groups if self._reduces(v) and self.schedule.step[v] == step + 1]) != 1:
                 raise LegalityError("two group reductions of one step have no CPU form", "linalg.reduce")
@@ -227,7 +259,9 @@ class Loops:
             keeps = self.schedule.block_cuts(self.stage, step)
             bodies.append(self._body(f"s{self.stage}_{step}", step, [], [reduction], keeps, False, NARROW))
         if self.element_stores:
-            bodies.append(self._body(f"s{self.stage}_{count}", count, self.element_stores, [], [], False, NARROW))
+            bodies.append(
+                self._body(f"s{self.stage}_{count}", count, self.element_stores, [], [], False, NARROW)
+            )
         size = self.schedule.group
         kept = {c.value for b in bodies for c in b.kept.values()}
         text += "".join(f"float v{v}_kept[16 * {size}];\n" for v in sorted(kept))
@@ -240,7 +274,9 @@ class Loops:
             text += "".join(self._group_value(v) for v in computed)
             later = {v for b in bodies[step + 1 :] for v in b.numbers}
             text += "".join(self._lanes(v) for v in (reduced[step + 1], *computed) if v in later)
-            text += "".join(self._group_store(s) for s in self.group_stores if self.schedule.step[s.args[0]] == step + 1)
+            text += "".join(
+                self._group_store(s) for s in self.group_stores if self.schedule.step[s.args[0]] == step + 1
+            )
         return BLOCKS.format(size=size, inner=indented(text, 1))
 
     def _reduces(self, value: int) -> bool:
@@ -271,5 +307,6 @@ class Loops:
         plain = f"{memory.dtype}_store({memory.name} + g, {value}, live);\n"
         if not memory.column_stride:
             return plain
-        apart = f"for (int64_t j = 0; j < live; ++j) {memory.name}[(g + j) * {memory.column_stride}] = {value}[j];\n"
+        target = f"{memory.name}[(g + j) * {memory.column_stride}]"
+        apart = f"for (int64_t j = 0; j < live; ++j) {target} = {value}[j];\n"
         return f"if ({memory.column_stride} == 1) {plain}else {apart}"

@@ -1,9 +1,10 @@
-"""How a row of a row program is walked: in which loop each value is computed, what is kept between loops, when each output is stored.
+"""How a row of a row program is walked: in which loop each value is computed, what is kept between loops,
+when each output is stored.
 
-A row reduction ends a loop over the row: *stage* s runs after s reductions. A reduction of groups ends a *step* inside a stage: sixteen
-groups are reduced, then used. A value that several loops need is computed again from memory, unless it was stored to an output (then it
-is read back) or is dear (then it is kept in a buffer).
-"""
+A row reduction ends a loop over the row, and so does a permutation: *stage* s runs after s of them. A
+reduction of groups ends a *step* inside a stage: sixteen groups are reduced, then used. A value that several
+loops need is computed again from memory, unless it was stored to an output (then it is read back) or is dear
+(then it is kept in a buffer)."""
 
 from __future__ import annotations
 
@@ -16,13 +17,24 @@ from kiln.ir.diagnostics import LegalityError
 from kiln.ir.dtypes import BF16, F16
 from kiln.ir.language import Shape
 
-COSTS = {"arith.divf": 12, "math.sqrt": 12, "arith.truncf": 6, "math.fma": 4, "kiln.load": 2, "kiln.half": 2, "kiln.take_row": 2}
+COSTS = {
+    "arith.divf": 12,
+    "math.sqrt": 12,
+    "arith.truncf": 6,
+    "math.fma": 4,
+    "kiln.load": 2,
+    "kiln.half": 2,
+    "kiln.take_row": 2,
+    "kiln.permute": 4,
+}
 """Instructions of a vector, roughly; one for what is not named."""
 ALIASES = frozenset(
     {"tensor.splat", "tensor.expand_shape", "tensor.collapse_shape", "arith.extf", "linalg.broadcast"}
 )
 """Operations whose result is held like their operand."""
-LOADS = frozenset({"kiln.load", "kiln.half", "kiln.take_row"})
+LOADS = frozenset({"kiln.load", "kiln.half", "kiln.take_row", "kiln.take_columns"})
+SINGLE = frozenset({"kiln.load", "kiln.take_element", "kiln.row", "linalg.reduce"})
+"""Operations whose scalar result differs from row to row."""
 DEAR_ROW = 16
 """Cost from which a value is kept for a whole row rather than computed again."""
 DEAR_BLOCK = 4
@@ -30,7 +42,8 @@ DEAR_BLOCK = 4
 
 
 class Space(Enum):
-    """How a value is held: once a row, a lane an element, a lane two elements, a lane a group, or only in memory."""
+    """How a value is held: once a row, a lane an element, a lane two elements, a lane a group, or only in
+    memory."""
 
     SCALAR = "scalar"
     ROW = "row"
@@ -46,13 +59,15 @@ def space_of(shape: Shape) -> Space:
     density = shape.fraction * shape.inner
     if density == 1:
         return Space.ROW
-    if density == 2:
+    if density == 2 and shape.inner == 1:
         return Space.MEMORY
     if shape.inner == 1 and density.numerator == 1 and density.denominator == 2:
         return Space.PAIR
     if shape.inner == 1 and density.numerator == 1 and density.denominator % 16 == 0:
         return Space.GROUP
-    raise LegalityError(f"a value of shape {shape} has no vector form; group by 2 or by a multiple of 16", "row program")
+    raise LegalityError(
+        f"a value of shape {shape} has no vector form; group by 2 or by a multiple of 16", "row program"
+    )
 
 
 def normalized(program: RowProgram) -> tuple[Instruction, ...]:
@@ -75,7 +90,8 @@ def normalized(program: RowProgram) -> tuple[Instruction, ...]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A row value that is kept from (stage, step) to later loops: in the memory of output `operand`, or in a buffer.
+    """A row value that is kept from (stage, step) to later loops: in the memory of output `operand`, or in a
+    buffer.
 
     `block` cuts live within a block of sixteen groups: from one step to the next of the same stage.
     """
@@ -88,7 +104,8 @@ class Cut:
 
 
 class Schedule:
-    """The analysis of one row program. Values are numbered as in the program; see the module docstring for stages and steps."""
+    """The analysis of one row program. Values are numbered as in the program; see the module docstring for
+    stages and steps."""
 
     def __init__(self, program: RowProgram) -> None:
         self.instructions = normalized(program)
@@ -99,7 +116,11 @@ class Schedule:
         for i in self.instructions:
             self._place(i)
         self.stores = tuple(i for i in self.instructions if i.name == "kiln.store")
-        self.reductions = tuple(i for i in self.instructions if i.name == "linalg.reduce" and i.shape.is_scalar)
+        self.reductions = tuple(
+            i for i in self.instructions if i.name == "linalg.reduce" and i.shape.is_scalar
+        )
+        self.permuted = frozenset(i.args[0] for i in self.instructions if i.name == "kiln.permute")
+        """Row values that are read at other columns: their buffers hold the whole row."""
         self.group = self._group_size()
         self.last = max(self.stage[i.args[0]] for i in (*self.reductions, *self.stores))
         self.cuts: tuple[Cut, ...] = ()
@@ -111,10 +132,12 @@ class Schedule:
         step = max((self.step[a] for a in i.args), default=0)
         if i.name == "linalg.reduce" and not i.shape.is_scalar:
             step += 1
-        elif i.name == "linalg.reduce":
+        elif i.name in ("linalg.reduce", "kiln.permute"):
             if step:
-                raise LegalityError("a row reduction of values that depend on a group reduction has no CPU form", i.name)
-            stage += 1
+                raise LegalityError(
+                    f"{i.name} of values that depend on a group reduction has no CPU form", i.name
+                )
+            stage = max(stage, self.stage[i.args[0]] + 1)
         if i.result >= 0:
             self.stage[i.result], self.step[i.result] = stage, step
 
@@ -123,7 +146,9 @@ class Schedule:
         sizes = {f.denominator for f in grouped if f is not None}
         if len(sizes) > 1:
             listed = " and ".join(map(str, sorted(sizes)))
-            raise LegalityError(f"groups of {listed} in one kernel have no CPU form; use one size", "row program")
+            raise LegalityError(
+                f"groups of {listed} in one kernel have no CPU form; use one size", "row program"
+            )
         return sizes.pop() if sizes else 16
 
     def space(self, value: int) -> Space:
@@ -133,23 +158,27 @@ class Schedule:
     def uniform(self, value: int) -> bool:
         """Whether a scalar is the same for all rows."""
         i = self.defined[value]
-        return i.name not in LOADS and i.name != "linalg.reduce" and all(self.uniform(a) for a in i.args)
+        return i.name not in SINGLE and all(self.uniform(a) for a in i.args)
 
     def clean(self, value: int) -> bool:
-        """Whether NaN in a float value has no bit set in its lower half: NaN from bf16 and from arithmetic has not."""
+        """Whether NaN in a float value has no bit set in its lower half: NaN from bf16 and from arithmetic
+        has not."""
         i = self.defined[value]
         if i.name in LOADS:
             return i.dtype is BF16
         if i.name in ("arith.constant", "kiln.argument", "arith.sitofp", "arith.truncf"):
             return i.dtype is not F16
-        return i.name != "arith.bitcast" and all(self.clean(a) for a in i.args if self.defined[a].dtype.is_float)
+        return i.name != "arith.bitcast" and all(
+            self.clean(a) for a in i.args if self.defined[a].dtype.is_float
+        )
 
     def store_stage(self, store: Instruction) -> int:
         """The stage in whose loop an output is stored."""
         return self.last if store.text in self.deferred else self.stage[store.args[0]]
 
     def sinks(self, stage: int, buffers: bool = True) -> list[int]:
-        """Row values that the loops of a stage are run for: reduced, stored, or put into a buffer for later stages."""
+        """Row values that the loops of a stage are run for: reduced, stored, or put into a buffer for later
+        stages."""
         reduced = [r.args[0] for r in self.reductions if self.stage[r.args[0]] == stage]
         stored = [s.args[0] for s in self.stores if self.store_stage(s) == stage]
         kept = [c.value for c in self.cuts if buffers and not c.block and not c.operand and c.stage == stage]
@@ -158,11 +187,11 @@ class Schedule:
     def needed(
         self, sinks: Iterable[int], stage: int, step: int = 0, *, whole: bool = False, buffers: bool = True
     ) -> list[int]:
-        """Values to compute in loop (stage, step) for `sinks`, in program order; what is kept from earlier loops ends the search.
+        """Values to compute in loop (stage, step) for `sinks`, in program order; what is kept from earlier
+        loops ends the search.
 
-        Scalars are left out. Values of groups end it too, since they are computed between the steps, unless `whole`. Without `buffers`,
-        row buffers are not used (the part of a row that is beyond them).
-        """
+        Scalars are left out. Values of groups end it too, since they are computed between the steps, unless
+        `whole`. Without `buffers`, row buffers are not used (the part of a row that is beyond them)."""
         found: set[int] = set()
         todo = list(sinks)
         while todo:
@@ -171,14 +200,18 @@ class Schedule:
                 continue
             found.add(value)
             between = self.space(value) is Space.GROUP and not whole
-            if not between and self.kept(value, stage, step, buffers=buffers) is None:
-                todo += self.defined[value].args
+            if between or self.kept(value, stage, step, buffers=buffers) is not None:
+                continue
+            i = self.defined[value]
+            turned = i.name == "kiln.permute" and self.kept(i.args[0], stage, step) is not None
+            todo += i.args[1:] if turned else i.args
         return sorted(found, key=self.order.__getitem__)
 
     def kept(self, value: int, stage: int, step: int, *, buffers: bool = True) -> Cut | None:
         """Where loop (stage, step) finds the value, if it need not compute it."""
         for c in self.cuts:
-            earlier = (c.stage == stage and c.step < step) if c.block else (c.stage < stage and (buffers or bool(c.operand)))
+            whole = buffers or bool(c.operand) or value in self.permuted
+            earlier = (c.stage == stage and c.step < step) if c.block else (c.stage < stage and whole)
             if c.value == value and earlier:
                 return c
         return None
@@ -202,7 +235,8 @@ class Schedule:
         return sum(COSTS.get(i.name, 1) for i in rows)
 
     def _settle(self) -> None:
-        """Choose cuts; an output whose early store could overwrite what later loops read is stored in the last stage instead."""
+        """Choose cuts; an output whose early store could overwrite what later loops read is stored in the
+        last stage instead."""
         while True:
             self.cuts = ()
             for stage in range(self.last + 1):
@@ -215,25 +249,46 @@ class Schedule:
             self.deferred |= unsafe
 
     def _crossing(self, inside: Iterable[int], rank: dict[int, int], at: int) -> Iterable[int]:
-        """Row values of rank `at` that values of higher rank use; a reduction uses its operand in the operand's own loop."""
+        """Row values of rank `at` that values of higher rank use; a reduction uses its operand in the
+        operand's own loop."""
         users = (self.defined[v] for v in inside if rank[v] > at)
         used = {a for i in users if i.name != "linalg.reduce" for a in i.args}
-        return [v for v in sorted(used, key=self.order.__getitem__) if rank[v] == at and self.space(v) is Space.ROW]
+        return [
+            v
+            for v in sorted(used, key=self.order.__getitem__)
+            if rank[v] == at and self.space(v) is Space.ROW
+        ]
 
     def _cut_stage(self, stage: int) -> None:
-        later = {v for s in range(stage + 1, self.last + 1) for v in self.needed(self.sinks(s), s, whole=True)}
+        later = {
+            v for s in range(stage + 1, self.last + 1) for v in self.needed(self.sinks(s), s, whole=True)
+        }
         own = self.needed(self.sinks(stage), stage, whole=True)
-        stored = {s.args[0]: s.text for s in self.stores if self.store_stage(s) == stage and space_of(s.shape) is Space.ROW}
+        stored = {
+            s.args[0]: s.text
+            for s in self.stores
+            if self.store_stage(s) == stage and space_of(s.shape) is Space.ROW
+        }
         for value in self._crossing(later, self.stage, stage):
-            if value in stored:
+            if value in self.permuted:
+                self.cuts += (Cut(value, stage, 0),)
+            elif value in stored:
                 self.cuts += (Cut(value, stage, 0, stored[value]),)
-            elif value in own and self.step[value] == 0 and self.cost(self.needed([value], stage + 1)) >= DEAR_ROW:
+            elif (
+                value in own
+                and self.step[value] == 0
+                and self.cost(self.needed([value], stage + 1)) >= DEAR_ROW
+            ):
                 self.cuts += (Cut(value, stage, 0),)
 
     def _cut_steps(self, stage: int) -> None:
         inside = self.needed(self.sinks(stage), stage, whole=True)
         for step in range(self.steps(stage)):
-            reduced = [self.defined[v].args[0] for v in inside if self.step[v] == step + 1 and self.defined[v].name == "linalg.reduce"]
+            reduced = [
+                self.defined[v].args[0]
+                for v in inside
+                if self.step[v] == step + 1 and self.defined[v].name == "linalg.reduce"
+            ]
             own = self.needed(reduced, stage, step)
             for value in self._crossing(inside, self.step, step):
                 if value in own and self.cost(self.needed([value], stage, step)) >= DEAR_BLOCK:

@@ -1,4 +1,5 @@
-"""The C compiler: clang of the `ziglang` package, run so that the same source gives the same bytes from any folder and for any user."""
+"""The C compiler: clang of the `ziglang` package, run so that the same source gives the same bytes from any
+folder and for any user."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from kiln.compiler.errors import BuildError
 from kiln.compiler.target import IsaTier, Target
 
 FLAGS = (
-    "-std=c11", "-O3", "-ffp-contract=off", "-fno-builtin", "-fno-math-errno", "-fno-stack-protector", "-fno-sanitize=all",
+    "-std=c11", "-O3", "-ffp-contract=off", "-fno-builtin", "-fno-math-errno", "-fno-stack-protector",
+    "-fno-sanitize=all",
     "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror",
 )  # fmt: skip
 """How C becomes code: IEEE operations as written, and no call that the source does not make."""
@@ -28,7 +30,9 @@ def compiler() -> Path:
     try:
         import ziglang
     except ImportError as error:
-        raise BuildError("C needs the package ziglang, which is not installed; pip install 'kernel-kiln[compiler]'") from error
+        raise BuildError(
+            "C needs the package ziglang, which is not installed; pip install 'kernel-kiln[compiler]'"
+        ) from error
     return Path(ziglang.__file__).parent / ("zig.exe" if os.name == "nt" else "zig")
 
 
@@ -42,7 +46,11 @@ def private_folder() -> Path:
 
 def _environment() -> dict[str, str]:
     cache = private_folder() / "cache"
-    folders = {"ZIG_GLOBAL_CACHE_DIR": str(cache / "global"), "ZIG_LOCAL_CACHE_DIR": str(cache / "local"), "HOME": str(cache)}
+    folders = {
+        "ZIG_GLOBAL_CACHE_DIR": str(cache / "global"),
+        "ZIG_LOCAL_CACHE_DIR": str(cache / "local"),
+        "HOME": str(cache),
+    }
     return {"PATH": os.defpath, "LC_ALL": "C", "TMPDIR": str(private_folder()), **folders}
 
 
@@ -54,9 +62,25 @@ def run_compiler(source: str, triple: str, cpu: str, *options: str, name: str = 
     """
     with tempfile.TemporaryDirectory(prefix="job-", dir=private_folder()) as folder:
         Path(folder, "kernel.c").write_text(source, encoding="utf-8")
-        command = [str(compiler()), "cc", "-target", triple, f"-mcpu={cpu}", *options, "kernel.c", "-o", "kernel.out"]
+        command = [
+            str(compiler()),
+            "cc",
+            "-target",
+            triple,
+            f"-mcpu={cpu}",
+            *options,
+            "kernel.c",
+            "-o",
+            "kernel.out",
+        ]
         made = subprocess.run(
-            command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+            command,
+            cwd=folder,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
         )
         if made.returncode:
             raise BuildError(f"{name} for {triple} ({cpu}) does not compile: {made.stderr.strip()[:2000]}")

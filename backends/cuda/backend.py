@@ -19,7 +19,6 @@ from kiln.compiler.catalog import OWN, Loaded, load
 from kiln.compiler.digest import core_sources, inputs_digest, module_closure, package_version
 from kiln.compiler.plan import plan_json, variant_name
 from kiln.compiler.target import TARGETS
-from kiln.ir.record import reduces_rows
 from kiln.ir.spec import Op
 
 RUNNER = "kiln.backends.cuda.compile:run"
@@ -69,20 +68,19 @@ class CudaBackend:
         tools = self.toolchain(target)
         jobs = [job for op in ops.values() if op.body is not None for job in self._generated(op, loaded, target, tools)]
         for row in primitives(loaded):
-            if row.op in ops and TARGETS[target].capability >= row.min_sm:
+            if row.op in ops and row.min_sm <= TARGETS[target].capability <= row.max_sm:
                 jobs.append(self._handwritten(row, loaded, target, tools))
         return jobs
 
     def recipes(self, ops: Mapping[str, Op], catalogs: Sequence[str]) -> list[dict[str, Any]]:
         """PLAN entries: composites of recipes, and ops of several launches."""
-        made = [plan_json(op, ship) for op in ops.values() if op.is_recipe for ship in op.ship]
+        made = [plan_json(op, s) for op in ops.values() if op.is_recipe for s in op.ship]
         return made + [p.json() for p in plans(load(tuple(catalogs))) if p.op in ops]
 
     def _generated(self, op: Op, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Iterator[Job]:
         sources = (*core_sources(), *module_closure(loaded.modules[op.name]), *_own_files(GENERATOR))
-        for position, ship in enumerate(op.ship):
-            whole = reduces_rows(op, ship.dtypes, ship.attrs, ship.absent)
-            for schedule in schedules(op, ship, whole, position == 0):
+        for ship in (s for s in op.ship if not s.rare):
+            for schedule in schedules(op, ship):
                 payload = {
                     "catalogs": list(loaded.names), "types": {k: d.name for k, d in ship.dtypes.items()}, "attrs": dict(ship.attrs),
                     "absent": list(ship.absent), "schedule": vars(schedule),

@@ -22,9 +22,10 @@ from kiln.backends.cuda import contract
 from kiln.backends.cuda.schedule import Schedule
 from kiln.backends.cuda.triton_emitter import TritonKernel, emit
 from kiln.compiler.backend import Built, Job
-from kiln.compiler.catalog import load, signature_json
+from kiln.compiler.catalog import load
 from kiln.compiler.errors import BuildError
 from kiln.compiler.lower import Request, lower
+from kiln.compiler.signatures import signature_json
 from kiln.compiler.target import TARGETS, Target
 from kiln.ir.dtypes import DTYPES
 from kiln.ir.spec import Op, Ship
@@ -168,11 +169,15 @@ def generated(op: Op, ops: Mapping[str, Op], payload: Mapping[str, Any], target:
     return kernel, Source("", kernel.name, kernel.source, params, constants, options, entry)
 
 
-def handwritten(op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...]) -> Source:
+def handwritten(
+    op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...], capability: int
+) -> Source:
     """The source of a hand-scheduled kernel, from its table row."""
     from kiln.backends.cuda.backend import primitives
 
-    row = next(p for p in primitives(load(catalogs)) if (p.op, p.variant) == (op.name, payload["variant"]))
+    wanted = (op.name, payload["variant"])
+    rows = (p for p in primitives(load(catalogs)) if p.min_sm <= capability <= p.max_sm)
+    row = next(p for p in rows if (p.op, p.variant) == wanted)
     module, _, function = row.kernel.partition(":")
     entry = {
         "tier": "fast" if op.body is not None else "primitive", "mode": row.mode, "grid": list(row.grid),
@@ -217,7 +222,7 @@ def run(job: Job) -> Built:
     if "schedule" in job.payload:
         _, source = generated(op, loaded.ops, job.payload, target)
     else:
-        source = handwritten(op, job.payload, catalogs)
+        source = handwritten(op, job.payload, catalogs, target.capability)
     made = assemble(source, target)
     file = f"{job.op}.{job.variant}.cubin"
     return Built((manifest_entry(job, op, source, made, file),), {file: made.cubin})

@@ -79,6 +79,8 @@ def grid_json(op: Op, kernel: TritonKernel, schedule: Schedule) -> list[Any]:
 def when_json(op: Op, ship: Ship, kernel: TritonKernel, schedule: Schedule) -> list[Any]:
     """Types, attributes, absent operands, the row width that fits, and what the hints promise."""
     tests: list[Any] = ["and", *type_predicates(op, ship)]
+    if schedule.most_rows is not None:
+        tests.append(["le", ["dim", op.rows], schedule.most_rows])
     if schedule.width is not None:
         tests.append(["eq", ["dim", op.width], schedule.width])
     elif kernel.whole_rows:
@@ -100,5 +102,5 @@ def when_json(op: Op, ship: Ship, kernel: TritonKernel, schedule: Schedule) -> l
 
 
 def priority(schedule: Schedule) -> int:
-    """A kernel made for this width first, then aligned before unaligned."""
-    return 100 + 100 * schedule.hinted + 100 * (schedule.width is not None)
+    """A kernel made for this width first, then for few rows, then aligned before unaligned."""
+    return 100 + 100 * schedule.hinted + 100 * (schedule.width is not None) + 50 * (schedule.most_rows is not None)

@@ -24,6 +24,8 @@ from kiln.runtime.fields import Mismatch, shown
 
 LEAVES = frozenset({"dim", "stride", "colstride", "arg", "attr", "dtype", "aligned", "absent", "present"})
 """Heads whose operands are names already."""
+ENDINGS = ("", "_out", "_stride", "_colstride", "_out_stride", "_out_colstride")
+"""What an operand's name is followed by in the names of its parameters."""
 HINT = 16
 
 
@@ -169,6 +171,7 @@ class _Binding:
             found[t.name] = (t.name, "write" if t.role == "out" else "read")
             if t.role == "inout":
                 found[f"{t.name}_out"] = (t.name, "write")
+                found |= {f"{t.name}_out_{kind}": [kind, t.name] for kind in ("stride", "colstride")}
         found |= {d: ["dim", d] for d in self.sizes}
         return found | {s.name: ["arg", s.name] for s in self.op.scalars}
 
@@ -189,7 +192,7 @@ class _Binding:
 
     def _is_absent(self, name: str) -> bool:
         """Whether the parameter belongs to an operand that this specialization leaves out."""
-        sides = [f"{t}{end}" for t in self.ship.absent for end in ("", "_out", "_stride", "_colstride")]
+        sides = [f"{t}{end}" for t in self.ship.absent for end in ENDINGS]
         return name in sides or self.arguments.get(name) in sides
 
     def _is_constant(self, p: KernelParameter) -> bool:

@@ -121,6 +121,8 @@ class CudaPrimitive:
     scratch: tuple[Scratch, ...] = ()
     min_sm: int = 80
     """The least compute capability, as 10 * major + minor."""
+    max_sm: int = 999
+    """The greatest compute capability that this row is for."""
     mode: Literal["exact", "fast"] = "exact"
     budget: Mapping[str, int] = field(default_factory=dict)
     """Upper bounds on resources (registers, spill_stores, spill_loads, stack, static_shared, code_bytes) that

@@ -95,7 +95,8 @@ class _Emitter:
         self.halves: dict[int, tuple[str, str]] = {}
         self.tensors = {t.name: t for t in op.tensors}
         self.padded = any(i.name == "kiln.store" and i.index for i in program.instructions)
-        self.whole = program.reduces_rows
+        self.permutes = any(i.name == "kiln.permute" for i in program.instructions)
+        self.whole = program.reduces_rows or self.permutes
 
     # -- names ---------------------------------------------------------------------------------------------------------------------------
 
@@ -210,6 +211,9 @@ class _Emitter:
         return self.templates[i.name].format(*args)
 
     def store(self, i: Instruction) -> None:
+        if self.permutes:
+            self.line("tl.debug_barrier()  # other threads read columns that this store may overwrite in place")
+            self.permutes = False
         operand = self.pointer(i.text)
         value = self.arg(i.args[0])
         if i.shape.is_scalar:

@@ -70,7 +70,7 @@ def test_the_split_does_not_change_the_result(lists: int) -> None:
     assert TOP_K_TILES.reference is not None
     assert TOP_K_MERGE.reference is not None
     assert TOP_K_PAIRS.reference is not None
-    (packed,) = TOP_K_TILES.reference(**arguments, keep=32, lists=lists)
+    (packed,) = TOP_K_TILES.reference(**arguments, keep=32, tile=-(-700 // lists), lists=lists)
     assert packed.shape == (3, lists * 32)
     merged = TOP_K_MERGE.reference(packed=packed, keep=32, lists=lists, **arguments)
     whole = TOP_K_PAIRS.reference(**arguments)

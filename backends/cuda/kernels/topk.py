@@ -202,7 +202,7 @@ def top_k_tiles(
     count = _best_of_tile(mine, source, part * TILE, V, limit, k, TILE, THREADS, GROUPS, KEEP, VEC)
     place = tl.arange(0, KEEP)
     tl.debug_barrier()
-    found, rank = _ranked(mine, place, count, 32)
+    found, rank = _ranked(mine, place, count, 16)
     tl.debug_barrier()
     tl.store(mine + rank, found.to(tl.int64, bitcast=True), mask=(rank < k) & (found > 0))
     tl.store(mine + place, 0, mask=place >= tl.minimum(k, count))
@@ -260,7 +260,7 @@ def top_k_merge(
     mine = scratch + row.to(tl.int64) * KEEP
     _compact_slots(mine, mask, source, KEEP, USED, THREADS, VEC)
     tl.debug_barrier()
-    found, rank = _ranked(mine, tl.arange(0, KEEP), count, 32)
+    found, rank = _ranked(mine, tl.arange(0, KEEP), count, 16)
     _emit(found, rank, scores, values, indices, row, row_stride, limit, k)
 
 
@@ -329,5 +329,5 @@ def top_k_row(
         begin += tl.sum(live, axis=0)
     tl.debug_barrier()
     for first in range(0, count, 128):
-        found, rank = _ranked(mine, first + tl.arange(0, 128), count, 32)
+        found, rank = _ranked(mine, first + tl.arange(0, 128), count, 16)
         _emit(found, rank, scores, values, indices, row, row_stride, limit, k)

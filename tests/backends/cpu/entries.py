@@ -19,7 +19,7 @@ from kiln.compiler.backend import Built
 from kiln.compiler.catalog import load_catalogs
 from kiln.compiler.target import TARGETS
 from kiln.ir.spec import Op
-from kiln.runtime.expr import Env, compile_expr, parse_expr
+from kiln.runtime.expr import Env, compile_expr, parse_expr, parse_pred, why_not
 from kiln.runtime.targets import cpu_features, cpu_target, missing_features
 from kiln.tests.backends.cpu.guarded import Array, Guarded
 
@@ -74,6 +74,12 @@ class Call:
             env.strides[operand], env.colstrides[operand] = g.stride, 1
         return env
 
+    def refusal(self) -> str | None:
+        """Why the entry is not for this call; None if it is."""
+        env = self.env()
+        env.dtypes = {p["operand"]: p["dtype"] for p in self.kernel["params"] if p["kind"] == "ptr"}
+        return why_not(parse_pred(self.kernel["when"]), env)
+
     def rows(self) -> int:
         """The extent of the whole call."""
         return int(compile_expr(parse_expr(self.kernel["grid"][0]))(self.env()))
@@ -81,8 +87,16 @@ class Call:
     def arguments(self) -> tuple[Any, Any, Any]:
         """The three arrays of the CPU ABI."""
         env = self.env()
-        pointers = [self.memory[p["operand"], p["access"]].address for p in self.kernel["params"] if p["kind"] == "ptr"]
-        values = [(p["dtype"], compile_expr(parse_expr(p["value"]))(env)) for p in self.kernel["params"] if p["kind"] == "scalar"]
+        pointers = [
+            self.memory[p["operand"], p["access"]].address
+            for p in self.kernel["params"]
+            if p["kind"] == "ptr"
+        ]
+        values = [
+            (p["dtype"], compile_expr(parse_expr(p["value"]))(env))
+            for p in self.kernel["params"]
+            if p["kind"] == "scalar"
+        ]
         integers = [int(v) for d, v in values if d[0] == "i"]
         floats = [float(v) for d, v in values if d[0] == "f"]
         return (

@@ -1,4 +1,5 @@
-"""Arrays between two pages that may not be touched, flush with one of them: a byte read or written outside ends the process."""
+"""Arrays between two pages that may not be touched, flush with one of them: a byte read or written outside
+ends the process."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Guarded:
-    """Memory for one array of `rows` rows, `stride` elements apart (the gaps are red zones), flush with the end or the start of its pages."""
+    """Memory for one array of `rows` rows, `stride` elements apart (the gaps are red zones), flush with the
+    end or the start of its pages."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], stride: int = 0, *, at_end: bool = True) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], stride: int = 0, *, at_end: bool = True
+    ) -> None:
         self.width = shape[-1] if len(shape) == 2 else int(np.prod(shape))
         self.rows = shape[0] if len(shape) == 2 else 1
         self.stride = max(stride, self.width)

@@ -3,10 +3,11 @@ call."""
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer
+from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer, PrimitivePlan
 from kiln.backends.cuda.variants import gemm, topk
 from kiln.recipes.topk import MAX_K
 
@@ -61,19 +62,69 @@ def test_scalars_and_pointers_as_json() -> None:
     }
 
 
-def test_plans_cover_every_k_once() -> None:
-    keeps = [plan.steps[0].args["keep"] for plan in topk.PLANS]
-    assert keeps == sorted(keeps)
-    assert keeps[-1] == MAX_K
-    below = 0
-    for plan, keep in zip(topk.PLANS, keeps, strict=True):
-        assert plan.when == ["and", ["gt", ["arg", "k"], below], ["le", ["arg", "k"], keep]]
-        below = keep
+def _fits(when: Any, **call: int) -> bool:
+    """Whether a plan's limits on k, V and programs admit an aligned f32 call."""
+    lists = -(-call["V"] // call["tile"])
+    found = {"k": call["k"], "V": call["V"], "programs": call["R"] * lists}
+    names = {str(topk.K): "k", str(topk.V): "V"}
+    limits = {names.get(str(left), "programs"): right for head, left, right in when[1:] if head == "le"}
+    return when[1] == ["dtype", "scores", "f32"] and all(found[n] <= limit for n, limit in limits.items())
 
 
-def test_every_plan_step_has_a_realization_for_its_lists() -> None:
-    for plan in topk.PLANS:
-        for step in plan.steps:
-            for dtype in topk.DTYPE_NAMES:
-                base = ["and", ["dtype", "scores", dtype], ["eq", ["arg", "keep"], step.args["keep"]]]
-                assert any(p.op == step.op and p.when == base for p in topk.PRIMITIVES)
+@pytest.mark.parametrize(
+    ("rows", "width", "k", "variant"),
+    [
+        (1, 151936, 16, "split_f32_k16_tile2048"),
+        (224, 248320, 16, "split_f32_k16_tile8192"),
+        (64, 131072, 64, "split_f32_k64_tile8192"),
+        (1, 300000, 16, "split_f32_k16_tile8192"),
+        (1, 300000, 17, None),
+        (1, 1000, 65, None),
+    ],
+)
+def test_the_first_fitting_plan(rows: int, width: int, k: int, variant: str | None) -> None:
+    ordered = sorted(topk.PLANS, key=lambda p: -p.priority)
+    fitting = [
+        p.variant
+        for p in ordered
+        if _fits(p.when, R=rows, V=width, k=k, tile=int(p.variant.rpartition("tile")[2]))
+    ]
+    assert (fitting[0] if fitting else None) == variant
+
+
+def test_what_no_plan_takes_has_a_kernel_of_its_own() -> None:
+    assert topk.ROW.when == ["and", ["dtype", "scores", "f32"], ["le", topk.V, 2**31 - topk.ROW_TILE]]
+    assert topk.ROW.constants["KEEP"] >= MAX_K
+    assert topk.ROW.priority < min(p.priority for p in topk.PLANS)
+
+
+def _realizations(plan: PrimitivePlan, position: int) -> list[CudaPrimitive]:
+    """What can run a step of a plan, whatever the number of lists and the alignment of temporaries."""
+    step = plan.steps[position]
+    base = [plan.when[1], ["eq", ["arg", "keep"], step.args["keep"]]]
+    if "tile" in step.args:
+        base.append(["eq", ["arg", "tile"], step.args["tile"]])
+    return [p for p in topk.PRIMITIVES if p.op == step.op and all(test in p.when for test in base)]
+
+
+@pytest.mark.parametrize("plan", topk.PLANS, ids=lambda p: p.variant)
+def test_every_plan_step_has_a_realization(plan: PrimitivePlan) -> None:
+    tiles, merges = _realizations(plan, 0), _realizations(plan, 1)
+    unaligned = [p for p in tiles if ["aligned", "scores", 16] not in p.when]
+    assert tiles
+    assert unaligned or ["aligned", "scores", 16] in plan.when
+    longest = next(right for head, left, right in plan.when[1:] if head == "le" and left == topk.V)
+    tile = int(plan.steps[0].args["tile"])
+    assert max(int(p.constants["LISTS"]) for p in merges) * tile == longest
+
+
+@pytest.mark.parametrize("scan", topk.SCANS, ids=repr)
+def test_a_scan_holds_its_columns_in_one_mask_a_thread(scan: topk.Scan) -> None:
+    assert scan.tile // (32 * scan.warps) <= 32
+    assert scan.used <= scan.groups <= 32 * scan.warps
+
+
+@pytest.mark.parametrize("merge", topk.MERGES, ids=repr)
+def test_a_merge_holds_its_slots_in_one_mask_a_thread(merge: topk.Merge) -> None:
+    assert merge.lists * merge.used // (32 * merge.warps) <= 32
+    assert merge.used <= merge.groups <= 32 * merge.warps

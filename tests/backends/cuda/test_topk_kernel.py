@@ -12,41 +12,45 @@ from kiln.tests.backends.cuda.interpreter import View, interpret
 Array: TypeAlias = np.ndarray[Any, Any]
 
 KERNELS = "kiln.backends.cuda.kernels.topk:"
-KEEP, LOG_KEEP = 8, 3
+USED, KEEP = 8, 16
 
 
-def _scan(vec: int, groups: int = KEEP, tile: int = 64) -> dict[str, int | bool]:
-    """Constexprs of a scanning kernel: `vec` elements a load, unmasked if more than one."""
-    logs = {"LOG_GROUPS": groups.bit_length() - 1, "LOG_KEEP": LOG_KEEP}
-    return {"TILE": tile, "GROUPS": groups, "KEEP": KEEP, **logs, "VEC": vec, "WHOLE": vec > 1}
+def _scan(vec: int, tile: int = 128, threads: int = 16) -> dict[str, int]:
+    """Constexprs of a scanning kernel, `vec` elements a load."""
+    return {"TILE": tile, "THREADS": threads, "GROUPS": USED, "KEEP": KEEP, "VEC": vec}
 
 
-def _row(scores: Array, k: int, padding: int, constants: dict[str, int | bool]) -> tuple[Array, Array]:
+def _row(scores: Array, k: int, padding: int, keep: int = KEEP, tile: int = 64) -> tuple[Array, Array]:
+    """The kernel of any k and width; the rows after the last stay as they were."""
     rows, width = scores.shape
     values, indices = np.full((rows + 1, k), 77, scores.dtype), np.full((rows + 1, k), -77, np.int32)
-    stride = scores.strides[0] // scores.itemsize
-    numbers = (stride, width, width - padding, k)
-    _, values, indices = interpret(
-        f"{KERNELS}top_k_row", (rows,), scores, values, indices, *numbers, **constants
+    scratch = np.full((rows + 1, keep), -1, np.int64)
+    numbers = (width, width, width - padding, k)
+    arrays = (scores, values, indices, scratch)
+    _, values, indices, scratch = interpret(
+        f"{KERNELS}top_k_row", (rows,), *arrays, *numbers, TILE=tile, KEEP=keep
     )
     assert (indices[rows] == -77).all()
+    assert (scratch[rows] == -1).all()
     return values[:rows], indices[:rows]
 
 
 def _split(
-    scores: Array, k: int, padding: int, constants: dict[str, int | bool], lists: int
+    scores: Array, k: int, padding: int, constants: dict[str, int], lists: int | None = None
 ) -> tuple[Array, Array, Array]:
-    """Both launches; the chunk unit is the references'."""
+    """Both launches."""
     rows, width = scores.shape
-    chunk = (width + lists * 128 - 1) // (lists * 128) * 128
+    lists = lists or -(-width // constants["TILE"])
     packed = np.full((rows, lists * KEEP), -1, np.int64)
-    scan = (width, width, width - padding, k, chunk, lists)
+    scan = (width, width, width - padding, k, lists)
     scores, packed = interpret(f"{KERNELS}top_k_tiles", (rows, lists), scores, packed, *scan, **constants)
     values, indices = np.full((rows, k), 77, scores.dtype), np.full((rows, k), -77, np.int32)
+    scratch = np.full((rows + 1, KEEP), -1, np.int64)
+    sizes = {"LISTS": 8, "KEEP": KEEP, "USED": USED, "THREADS": 8, "GROUPS": 8, "VEC": 2}
+    arrays = (packed, scores, values, indices, scratch)
     merge = (width, width - padding, k, lists)
-    sizes = {"LISTS": 2, "KEEP": KEEP, "LOG_ALL": LOG_KEEP + 1, "LOG_KEEP": LOG_KEEP}
-    arrays = (packed, scores, values, indices)
-    _, _, values, indices = interpret(f"{KERNELS}top_k_merge", (rows,), *arrays, *merge, **sizes)
+    _, _, values, indices, scratch = interpret(f"{KERNELS}top_k_merge", (rows,), *arrays, *merge, **sizes)
+    assert (scratch[rows] == -1).all()
     return packed, values, indices
 
 
@@ -83,60 +87,68 @@ KINDS = ("plain", "ties", "equal", "lowest", "rising", "falling", "special", "on
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("vec", [1, 4])
-def test_one_launch_equals_the_reference(kind: str, vec: int) -> None:
+def test_one_launch_equals_the_reference(kind: str) -> None:
     scores = _rows(kind, 2, 144)
-    for k, padding in ((1, 0), (5, 3), (8, 140)):
-        assert _same(_row(scores, k, padding, _scan(vec)), _reference(scores, k, padding))
+    for k, padding in ((1, 0), (5, 3), (16, 140)):
+        assert _same(_row(scores, k, padding), _reference(scores, k, padding))
 
 
-@pytest.mark.parametrize("kind", ["ties", "special", "rising"])
-@pytest.mark.parametrize(("lists", "vec"), [(1, 1), (3, 4), (4, 1)])
-def test_two_launches_equal_the_references(kind: str, lists: int, vec: int) -> None:
-    scores, k, padding = _rows(kind, 1, 400), 7, 9
-    packed, values, indices = _split(scores, k, padding, _scan(vec), lists)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("width", "vec", "padding"), [(400, 1, 9), (400, 4, 0), (1000, 8, 990)])
+def test_two_launches_equal_the_references(kind: str, width: int, vec: int, padding: int) -> None:
+    scores, k, lists = _rows(kind, 1, width), 7, -(-width // 128)
+    packed, values, indices = _split(scores, k, padding, _scan(vec))
     arguments = {"scores": scores, "k": k, "keep": KEEP, "lists": lists, "num_org_vocab_padding": padding}
     assert TOP_K_TILES.reference is not None
     assert TOP_K_MERGE.reference is not None
-    assert packed.tobytes() == TOP_K_TILES.reference(**arguments)[0].tobytes()
+    assert packed.tobytes() == TOP_K_TILES.reference(**arguments, tile=128)[0].tobytes()
     assert _same((values, indices), TOP_K_MERGE.reference(packed=packed, **arguments))
     assert _same((values, indices), _reference(scores, k, padding))
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-def test_sixteen_bit_scores(dtype: Any) -> None:
-    with np.errstate(invalid="ignore"):
-        scores = _rows("special", 2, 128).astype(dtype)
-    assert _same(_row(scores, 6, 0, _scan(8)), _reference(scores, 6, 0))
+def test_full_masks() -> None:
+    """32 elements a thread, the sign bit of its mask included."""
+    scores = _rows("rising", 1, 500)
+    got = _split(scores, 8, 0, _scan(4, tile=512), lists=1)
+    assert _same(got[1:], _reference(scores, 8, 0))
 
 
-def test_more_groups_than_slots() -> None:
-    scores = _rows("ties", 2, 100)
-    assert _same(_row(scores, 8, 0, _scan(1, groups=32)), _reference(scores, 8, 0))
+@pytest.mark.parametrize("kind", ["special", "ties"])
+def test_bf16_scores_keep_their_bits(kind: str) -> None:
+    scores = _rows(kind, 2, 256).astype(ml_dtypes.bfloat16)
+    scores.view(np.uint16)[0, ::50] = 0xFFA1
+    scores.view(np.uint16)[1, ::30] = 0x7FD5
+    assert _same(_split(scores, 6, 0, _scan(8))[1:], _reference(scores, 6, 0))
 
 
 @pytest.mark.parametrize("width", [8, 63, 64, 65])
 def test_widths_around_the_tile(width: int) -> None:
     scores = _rows("ties", 1, width)
-    assert _same(_row(scores, 8, 0, _scan(1)), _reference(scores, 8, 0))
+    assert _same(_row(scores, 8, 0), _reference(scores, 8, 0))
+    assert _same(_split(scores, 8, 0, _scan(1, tile=64))[1:], _reference(scores, 8, 0))
+
+
+def test_more_candidates_than_a_slice_ranks() -> None:
+    scores = _rows("ties", 1, 600)
+    assert _same(_row(scores, 200, 0, keep=256), _reference(scores, 200, 0))
 
 
 def test_a_strided_view_reads_its_own_columns_only() -> None:
     wide = np.full((2, 200), np.inf, np.float32)
     wide[:, 16:112] = _rows("plain", 2, 96)
     values, indices = np.zeros((2, 4), np.float32), np.zeros((2, 4), np.int32)
-    arguments = (View(wide, 16), values, indices, 200, 96, 96, 4)
-    _, values, indices = interpret(f"{KERNELS}top_k_row", (2,), *arguments, **_scan(1))
+    arguments = (View(wide, 16), values, indices, np.zeros((2, KEEP), np.int64), 200, 96, 96, 4)
+    _, values, indices, _ = interpret(f"{KERNELS}top_k_row", (2,), *arguments, TILE=64, KEEP=KEEP)
     assert _same((values, indices), _reference(wide[:, 16:112], 4, 0))
 
 
 def test_a_view_sent_as_an_array_is_refused() -> None:
     with pytest.raises(ValueError, match="is a strided view: pass View"):
-        _row(np.zeros((2, 200), np.float32)[:, 16:112], 4, 0, _scan(1))
+        _row(np.zeros((2, 200), np.float32)[:, 16:112], 4, 0)
 
 
 def test_the_oracle_tells_a_wrong_tie_apart() -> None:
     scores = _rows("equal", 1, 64)
-    values, indices = _row(scores, 3, 0, _scan(1))
+    values, indices = _row(scores, 3, 0)
     assert indices.tolist() == [[0, 1, 2]]
     assert not _same((values, indices[:, ::-1]), _reference(scores, 3, 0))

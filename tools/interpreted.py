@@ -1,0 +1,349 @@
+"""Generated Triton sources in Triton's interpreter, on small tiles, against the declarations.
+
+A kernel's source does not depend on its tile, its width or the number of its warps; so each distinct source
+runs once, as a kernel of a small tile, through the same calls, red zones and comparisons as real devices get,
+and stands for every artifact that was made from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import importlib.util
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from kiln.backends.cuda.backend import CudaBackend
+from kiln.backends.cuda.compile import Source, generated
+from kiln.backends.cuda.schedule import Schedule
+from kiln.compiler.backend import Job
+from kiln.compiler.catalog import load
+from kiln.compiler.digest import package_version
+from kiln.compiler.plan import variant_name
+from kiln.compiler.signatures import signature_json
+from kiln.compiler.target import TARGETS
+from kiln.ir.dtypes import DTYPES
+from kiln.ir.record import reduces_rows
+from kiln.ir.spec import Op, Ship
+from kiln.runtime.cpu import CpuDevice
+from kiln.runtime.entities import Kernel, Manifest
+from kiln.runtime.manifest import canonical_json, parse_manifest
+from kiln.runtime.operation import Operation
+from kiln.runtime.recipe import Recipe
+from kiln.runtime.targets import cpu_count
+from kiln.tools.campaign import Campaign, Result
+from kiln.tools.cases import Style
+from kiln.tools.console import emit, note, require
+from kiln.tools.declared import catalogs
+from kiln.tools.evidence import Interpreted, Proofs
+from kiln.tools.interpreter import Address, enter, number
+from kiln.tools.memory import HostRig
+from kiln.tools.trees import Tree, matches, read_tree, record_proofs, require_matches
+
+TILE = 128
+"""Columns of a tile: the least that holds a group of every size."""
+STYLES = (
+    Style(3, "dense", "mixed"),
+    Style(130, "padded", "normal"),
+    Style(1, "ragged", "special"),
+    Style(5, "alias", "mixed"),
+    Style(2, "dense", "normal", wide=True),
+    Style(4, "columns", "special", least=True),
+)
+FEW = tuple(Style(min(s.rows, 17), s.layout, s.fill, s.wide, s.least) for s in STYLES)
+"""Where no operand comes in blocks of 128 rows."""
+MOST_ELEMENTS = 1 << 11
+PLACE = "sm_90a"
+"""Interpreted kernels are put into a manifest of this name; nothing depends on which."""
+FAST = {"kind": "envelope", "rel_l2": 2.0**-8, "max_eps": 2.0}
+
+
+@dataclass
+class Origin:
+    """One distinct source, and the artifacts that come from it."""
+
+    text: str
+    entry: dict[str, Any]
+    constants: Mapping[str, Any]
+    artifacts: list[tuple[str, str, str]] = field(default_factory=list)
+    """(target, variant, inputs digest)."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of one source, as plain data: it crosses processes."""
+
+    op: str
+    variant: str
+    cases: int
+    error: float
+    faults: tuple[str, ...]
+    artifacts: tuple[tuple[str, str, str], ...]
+    contract: str
+
+
+def origins(op: Op, names: tuple[str, ...], targets: Sequence[str]) -> list[Origin]:
+    """Every distinct source of an expressible op over the targets."""
+    ops = load(names).ops
+    found: dict[str, Origin] = {}
+    lowered: dict[str, Origin] = {}
+    for target in targets:
+        for job in CudaBackend().plan({op.name: op}, names, target):
+            if "schedule" not in job.payload:
+                continue
+            features = sorted(TARGETS[target].features)
+            specialization = {k: v for k, v in job.payload.items() if k != "schedule"}
+            key = repr((features, specialization, job.payload["schedule"]["mode"]))
+            if key not in lowered:
+                made = _origin(op, ops, job)
+                lowered[key] = found.setdefault(made.text, made)
+            lowered[key].artifacts.append((target, job.variant, job.inputs_digest))
+    return list(found.values())
+
+
+def _origin(op: Op, ops: Mapping[str, Op], job: Job) -> Origin:
+    payload = job.payload
+    ship = Ship({k: DTYPES[v] for k, v in payload["types"].items()}, payload["attrs"], absent=tuple(payload["absent"]))
+    whole = reduces_rows(op, ship.dtypes, ship.attrs, ship.absent)
+    mode = payload["schedule"]["mode"]
+    small = Schedule(TILE, 2 if whole else 1, 1, hinted=False, mode=mode)
+    _, source = generated(op, ops, {**payload, "schedule": vars(small)}, TARGETS[job.target])
+    variant = f"{variant_name(ship)}{'_fast' if mode == 'fast' else ''}_{job.target}"
+    return Origin(source.text, _entry(op, variant, source), source.constants)
+
+
+def _entry(op: Op, variant: str, source: Source) -> dict[str, Any]:
+    """The source's KERNEL entry; what describes a cubin is made up."""
+    digest = hashlib.sha256(source.text.encode()).hexdigest()
+    resources = dict.fromkeys(("registers", "spill_stores", "spill_loads", "stack", "static_shared", "code_bytes"), 0)
+    contract = FAST if source.entry["mode"] == "fast" else signature_json(op)["contract"]
+    return {
+        "op": op.name,
+        "variant": variant,
+        "entry": source.function,
+        "file": f"{op.name}.{variant}.cubin",
+        "bytes": 1,
+        "sha256": digest,
+        "inputs_digest": digest,
+        "toolchain": {},
+        "params": list(source.params),
+        "block": [32, 1, 1],
+        "cluster": [1, 1, 1],
+        "shared_bytes": 0,
+        "launch": {},
+        "isa": None,
+        "resources": resources,
+        "budget": {},
+        "numerics": {"contract": contract, "selftest": {"seed": 0, "shape": {}}},
+        "specialization": {},
+        **{k: v for k, v in source.entry.items() if k != "budget"},
+    }
+
+
+class InterpretedDevice(CpuDevice):
+    """Host memory, and kernels that Triton's interpreter runs."""
+
+    def __init__(self, sources: Mapping[str, Origin]) -> None:
+        """`sources` by variant."""
+        super().__init__(threads=1)
+        self._sources = sources
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return "Triton's interpreter"
+
+    def load(self, kernel: Kernel, data: bytes) -> Any:
+        """The kernel's function, interpreted."""
+        return getattr(_module(self._sources[kernel.variant].text), kernel.entry)
+
+    def launcher(self, kernel: Kernel, function: Any, recipe: Recipe) -> Any:
+        """A launcher of an interpreted function."""
+        return InterpretedLauncher(kernel, function, recipe, self._sources[kernel.variant].constants)
+
+
+@dataclass(frozen=True)
+class InterpretedLauncher:
+    """A function with everything of one call's shape fixed."""
+
+    kernel: Kernel
+    function: Any
+    recipe: Recipe
+    constants: Mapping[str, Any]
+
+    def run(self, pointers: list[int], args: tuple[int | float, ...], stream: int) -> None:
+        """Run the grid, program by program."""
+        values = self.recipe.fill(pointers, args, [])
+        given: dict[str, Any] = dict(self.constants)
+        for p, value in zip(self.kernel.params, values, strict=True):
+            if p.kind == "ptr":
+                given[p.name] = Address(value, DTYPES[p.dtype].triton)
+            else:
+                given[p.name] = number(value) if p.dtype == "f32" else value
+        self.function[self.recipe.grid](**given)
+
+
+@lru_cache(maxsize=256)
+def _module(text: str) -> Any:
+    """Source as a module, from a file: Triton reads a function's source through its file."""
+    with tempfile.TemporaryDirectory(prefix="kiln-interpreted-") as folder:
+        path = Path(folder) / "kernel.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("kiln_interpreted", path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"the generated source cannot be loaded from {path}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for value in vars(module).values():
+            # Reads the file while it is there.
+            getattr(value, "rewritten", lambda: None) if callable(getattr(value, "fn", None)) else None
+    return module
+
+
+class Shelf:
+    """The interpreted kernels of one op, offered as a library offers real ones."""
+
+    disabled: frozenset[str] = frozenset()
+
+    def __init__(self, op: Op, sources: Sequence[Origin]) -> None:
+        self.device = InterpretedDevice({s.entry["variant"]: s for s in sources})
+        document = {
+            "schema": 1,
+            "abi": 1,
+            "target": PLACE,
+            "toolchain": {},
+            "ops": {op.name: signature_json(op)},
+            "kernels": sorted((s.entry for s in sources), key=lambda k: str(k["variant"])),
+            "recipes": [],
+            "sources": {},
+        }
+        self.manifests: dict[str, Manifest] = {PLACE: parse_manifest(canonical_json(document), PLACE)}
+        manifest = self.manifests[PLACE]
+        self._operation = Operation(op.name, manifest.ops[op.name], PLACE, list(manifest.kernels), self)
+
+    def operation(self, target: str, name: str) -> Operation:
+        """The op."""
+        return self._operation
+
+    def function(self, target: str, kernel: Kernel) -> Any:
+        """The kernel's function."""
+        return self.device.load(kernel, b"")
+
+    def check_open(self) -> None:
+        """It is never closed."""
+
+
+def interpret_op(name: str, names: tuple[str, ...], targets: tuple[str, ...]) -> list[Judged]:
+    """Run every source of one op; in a process whose Triton interprets."""
+    op = load(names).ops[name]
+    sources = origins(op, names, targets)
+    if not sources:
+        return []
+    blocks = any(t.layout == "nvfp4_128x4" for t in op.tensors)
+    styles = STYLES if blocks else FEW
+    campaign = Campaign(
+        Shelf(op, sources), PLACE, {name: op}, HostRig(), lambda _: True, lambda _: None, styles, MOST_ELEMENTS
+    )
+    by_variant = {s.entry["variant"]: s for s in sources}
+    return [_judged(r, by_variant[r.variant]) for r in campaign.run()]
+
+
+def _judged(r: Result, source: Origin) -> Judged:
+    return Judged(r.op, r.variant, r.cases, r.error, tuple(r.faults), tuple(source.artifacts), r.contract.kind)
+
+
+def pool(workers: int) -> Executor:
+    """Processes whose Triton interprets: the setting counts when Triton is imported."""
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=enter)
+
+
+def interpret(names: tuple[str, ...], targets: Sequence[str], globs: Sequence[str] | None) -> Iterator[Judged]:
+    """Every source of the selected ops."""
+    ops = [op for op in load(names).ops.values() if op.body is not None and matches(op.name, globs)]
+    with pool(min(cpu_count(), max(len(ops), 1))) as executor:
+        waiting = [executor.submit(interpret_op, op.name, names, tuple(targets)) for op in ops]
+        for future in waiting:
+            yield from future.result()
+
+
+def run(args: argparse.Namespace) -> int:
+    """`kiln test --interpret`."""
+    names = catalogs(args)
+    known = CudaBackend().targets()
+    require(args.target or (), known, "CUDA target")
+    require_matches(args.op, load(names).ops)
+    began = time.perf_counter()
+    judged = []
+    for j in interpret(names, args.target or known, args.op):
+        judged.append(j)
+        for fault in j.faults[:1]:
+            note(f"FAILED {j.op}.{j.variant}: {fault}")
+    seconds = time.perf_counter() - began
+    recorded = _record(read_tree(args.tree), judged) if args.evidence else None
+    ok = bool(judged) and not any(j.faults for j in judged)
+    emit(args, document(judged, ok, recorded, seconds), lambda: summary(judged, recorded, seconds))
+    return 0 if ok else 1
+
+
+def _record(tree: Tree, judged: Iterable[Judged]) -> int:
+    """Write `interpreted` proofs of every artifact that was made from a source that ran; how many."""
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    made = {(a[0], a[2], j.op): j for j in judged if j.cases for a in j.artifacts}
+    count = 0
+    for target, manifest in tree.manifests.items():
+        proofs: dict[str, Proofs] = {}
+        for k in manifest.kernels:
+            j = made.get((target, k.inputs_digest, k.op))
+            if j is not None:
+                worst = j.error if j.error < float("inf") else 1e300
+                seen = Interpreted(package_version("triton"), date, j.cases, worst, not j.faults)
+                proofs[k.sha256] = Proofs(interpreted=seen)
+        if proofs:
+            record_proofs(tree.root, target, proofs)
+            count += len(proofs)
+    return count
+
+
+def document(judged: Sequence[Judged], ok: bool, recorded: int | None, seconds: float) -> dict[str, Any]:
+    """What scripts get."""
+    listed = [
+        {
+            "op": j.op,
+            "variant": j.variant,
+            "contract": j.contract,
+            "cases": j.cases,
+            "max_error": j.error if j.error < float("inf") else None,
+            "passed": not j.faults,
+            "faults": list(j.faults),
+            "artifacts": [f"{target}/{j.op}.{variant}" for target, variant, _ in j.artifacts],
+        }
+        for j in judged
+    ]
+    return {"ok": ok, "seconds": round(seconds, 3), "recorded": recorded, "results": listed}
+
+
+def summary(judged: Sequence[Judged], recorded: int | None, seconds: float) -> str:
+    """A table of ops, then faults, then one sentence."""
+    from kiln.tools.console import Cell, plural, table, width
+
+    rows: list[list[Cell]] = []
+    for op in dict.fromkeys(j.op for j in judged):
+        of_op = [j for j in judged if j.op == op]
+        failed = sum(bool(j.faults) for j in of_op)
+        artifacts = sum(len(j.artifacts) for j in of_op)
+        rows.append([op, len(of_op), artifacts, sum(j.cases for j in of_op), max(j.error for j in of_op), failed])
+    faults = [f"{j.op}.{j.variant}: {fault}" for j in judged for fault in j.faults]
+    lines = [table(["op", "sources", "artifacts", "cases", "worst", "failed"], rows, width()), "", *faults[:20]]
+    failed = sum(bool(j.faults) for j in judged)
+    verdict = f"{plural(failed, 'source')} failed" if failed else "all passed"
+    written = f", {plural(recorded, 'proof')} recorded" if recorded is not None else ""
+    lines.append(f"{verdict}: {plural(len(judged), 'source')} in Triton's interpreter{written} ({seconds:.1f} s)")
+    return "\n".join(lines)
