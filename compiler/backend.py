@@ -1,4 +1,6 @@
-"""What a backend offers the compiler: it plans jobs cheaply, and a worker runs each job to artifact bytes and manifest entries."""
+"""What a backend offers the compiler: it plans jobs cheaply, and a worker runs each job to artifact bytes
+and manifest entries.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from kiln.ir.spec import Op
 
 @dataclass(frozen=True)
 class Job:
-    """One compilation. `inputs_digest` covers everything that determines its bytes; `payload` is plain data, so that any executor can carry it."""
+    """One compilation. `inputs_digest` covers everything that determines its bytes; `payload` is plain
+    data, so that any executor can carry it.
+    """
 
     target: str
     op: str
@@ -24,7 +28,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Built:
-    """A job's result: complete manifest kernel entries, the artifact files they name, sources shipped beside them."""
+    """A job's result: complete manifest kernel entries, the artifact files they name, sources shipped
+    beside them.
+    """
 
     kernels: tuple[dict[str, Any], ...]
     files: Mapping[str, bytes]
@@ -41,7 +47,9 @@ class Backend(Protocol):
         ...
 
     def plan(self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str) -> list[Job]:
-        """Every artifact the catalog's declarations ask for; cheap: neither MLIR nor a compiler is imported."""
+        """Every artifact the catalog's declarations ask for; cheap: neither MLIR nor a compiler is
+        imported.
+        """
         ...
 
     def recipes(self, ops: Mapping[str, Op], catalogs: Sequence[str]) -> list[dict[str, Any]]:

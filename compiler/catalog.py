@@ -1,4 +1,5 @@
-"""Catalogs: Python packages that declare ops. Kiln's own is `kiln.recipes`; users bring theirs, with no line of Kiln changed.
+"""Catalogs: Python packages that declare ops. Kiln's own is `kiln.recipes`; users bring theirs, with no
+line of Kiln changed.
 
 A catalog package has a function `catalog() -> Catalog`. Nothing is registered by importing.
 """
@@ -24,7 +25,9 @@ OWN = "kiln.recipes"
 
 @dataclass(frozen=True)
 class Catalog:
-    """What one package declares: ops, and hand-written realizations (a backend takes those of its own kind)."""
+    """What one package declares: ops, and hand-written realizations (a backend takes those of its own
+    kind).
+    """
 
     ops: tuple[Op, ...]
     realizations: tuple[Any, ...] = ()
@@ -45,10 +48,11 @@ def _package(name: str) -> Catalog:
     try:
         module = importlib.import_module(name)
         factory = getattr(module, "catalog", None)
-        made = factory() if factory is not None else None
+        made: Any = factory() if factory is not None else None
     except ImportError as error:
         raise CheckError(
-            f"catalog {name} cannot be imported: {error}; install it, or put the folder that holds it on PYTHONPATH"
+            f"catalog {name} cannot be imported: {error}; install it, or put the folder that holds it on "
+            "PYTHONPATH"
         ) from error
     except (DeclarationError, KilnError):
         raise
@@ -57,9 +61,13 @@ def _package(name: str) -> Catalog:
         where = f"{frame.filename}:{frame.lineno}"
         raise CheckError(f"catalog {name} fails with {type(error).__name__} at {where}: {error}") from error
     if factory is None:
-        raise CheckError(f"package {name} has no function catalog(); a catalog declares `def catalog() -> Catalog`")
+        raise CheckError(
+            f"package {name} has no function catalog(); a catalog declares `def catalog() -> Catalog`"
+        )
     if not hasattr(made, "ops"):
-        raise CheckError(f"{name}.catalog() returned {type(made).__name__}; expected kiln.compiler.catalog.Catalog")
+        raise CheckError(
+            f"{name}.catalog() returned {type(made).__name__}; expected kiln.compiler.catalog.Catalog"
+        )
     return Catalog(tuple(made.ops), tuple(getattr(made, "realizations", ())))
 
 
@@ -78,7 +86,9 @@ def load(names: tuple[str, ...]) -> Loaded:
         part = _package(name)
         for op in part.ops:
             if ops.setdefault(op.name, op) is not op:
-                raise CheckError(f"op {op.name} is declared twice (again in {name}); names are unique over all catalogs")
+                raise CheckError(
+                    f"op {op.name} is declared twice (again in {name}); names are unique over all catalogs"
+                )
             source = op.body or op.reference
             modules[op.name] = source.__module__ if source is not None else name
         realizations += [r for r in part.realizations if r not in realizations]

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kiln.compiler.backend import Built, Job
-from kiln.compiler.signatures import signature_json
 from kiln.compiler.errors import BuildError, Failure
 from kiln.compiler.reuse import Existing
+from kiln.compiler.signatures import signature_json
 from kiln.compiler.tree import TargetContent, check_content
 from kiln.ir.spec import Op
 from kiln.runtime.manifest import ABI, SCHEMA, dump
@@ -36,6 +36,8 @@ class TargetPlan:
     results: dict[tuple[str, str], tuple[Built, State, float]] = field(default_factory=dict)
     """By (op, variant) of the job: result, state, seconds."""
     failures: list[Failure] = field(default_factory=list)
+    unserved: list[str] = field(default_factory=list)
+    """Composites that this target can't run, and the op that is missing for each."""
 
 
 def assemble(plan: TargetPlan, loaded: Mapping[str, Op], out: Path) -> TargetContent | None:
@@ -64,7 +66,8 @@ def _assemble(plan: TargetPlan, loaded: Mapping[str, Op], out: Path) -> TargetCo
     for part in parts:
         _merge(files, part.files)
         _merge(sources, part.sources)
-    recipes = runnable(recipes, {k["op"] for k in kernels})
+    declared, recipes = recipes, runnable(recipes, {k["op"] for k in kernels})
+    plan.unserved = unserved(declared, recipes, {k["op"] for k in kernels}, plan.target)
     served = {entry["op"] for entry in (*kernels, *recipes)}
     manifest = {
         "schema": SCHEMA,
@@ -115,6 +118,20 @@ def runnable(recipes: list[dict[str, Any]], served: set[str]) -> list[dict[str, 
     while more := {p["op"] for p in recipes if all(s["op"] in known for s in p["steps"])} - known:
         known |= more
     return [p for p in recipes if all(s["op"] in known for s in p["steps"])]
+
+
+def unserved(
+    declared: list[dict[str, Any]], kept: list[dict[str, Any]], served: set[str], target: str
+) -> list[str]:
+    """A sentence for each plan that was dropped: which op its target has no realization of."""
+    known = served | {p["op"] for p in kept}
+    return [
+        f"{p['op']}.{p['variant']} can't run on {target}: {step['op']} has no realization there"
+        for p in declared
+        if p not in kept
+        for step in p["steps"]
+        if step["op"] not in known
+    ]
 
 
 def _with_toolchain(entry: Mapping[str, Any], common: Mapping[str, str]) -> dict[str, Any]:

@@ -38,8 +38,8 @@ def core_sources() -> tuple[Path, ...]:
 def module_closure(name: str) -> tuple[Path, ...]:
     """A module's file, and those of the modules it imports from its own side, at any depth.
 
-    Its own side: its top-level package (for Kiln's own modules the layer, `kiln.recipes`), and the folder it lies
-    in. The files are parsed, not imported: a kernel's module would bring Triton in.
+    Its own side: its top-level package (for Kiln's own modules the layer, `kiln.recipes`), and the folder it
+    lies in. The files are parsed, not imported: a kernel's module would bring Triton in.
     """
     own = _side(name)
     seen: dict[str, Path] = {}

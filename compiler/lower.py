@@ -1,4 +1,6 @@
-"""An op, a choice of types and attributes, and a target's features in; its lowered row program out, every stage kept for inspection."""
+"""An op, a choice of types and attributes, and a target's features in; its lowered row program out, every
+stage kept for inspection.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def _context(dialect: str) -> ir.Context:
 
 
 def lower(request: Request, ops: Mapping[str, Op]) -> Lowered:
-    """Run the pipeline. IR legality is checked after every pass; the first violation is an error at the body's file and line."""
+    """Run the pipeline. IR legality is checked after every pass; the first violation is an error at the
+    body's file and line.
+    """
     with _context(dialect_text(ops.values())):
         module = trace.graph(request.op, request.types, request.attrs, request.absent)
         stages = {"graph": _text(module)}

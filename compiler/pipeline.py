@@ -71,6 +71,8 @@ class BuildReport:
     """By target, op and variant."""
     changed: tuple[str, ...]
     """Targets whose folders were replaced."""
+    unserved: tuple[str, ...] = ()
+    """Composites that a target can't run, each with the op that it has no realization of."""
 
 
 def build(
@@ -123,7 +125,8 @@ def build(
         )
     reports = (report for plan in plans for report in _reports(plan))
     kernels = tuple(sorted(reports, key=lambda r: (r.target, r.op, r.variant)))
-    return BuildReport(path, written.root_digest, written.generation, kernels, written.changed)
+    missing = tuple(sentence for plan in plans for sentence in plan.unserved)
+    return BuildReport(path, written.root_digest, written.generation, kernels, written.changed, missing)
 
 
 def source_folders(catalogs: Iterable[str]) -> list[Path]:

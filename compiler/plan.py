@@ -1,4 +1,6 @@
-"""Composite plans: a recipe as its ops, one after another, with temporaries. The graph is a NetworkX DAG; slots are shared by liveness."""
+"""Composite plans: a recipe as its ops, one after another, with temporaries. The graph is a NetworkX DAG;
+slots are shared by liveness.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,18 @@ import networkx as nx
 from kiln.ir.dtypes import DType
 from kiln.ir.language import Shape
 from kiln.ir.record import Call, Recorder, record
-from kiln.ir.spec import Op, Ship
+from kiln.ir.spec import DTypeVar, Op, Ship
 
 PRIORITY = 0
 
 
-def recipe_graph(recorder: Recorder, kept: Mapping[str, str]) -> nx.DiGraph:
-    """Calls as nodes 0..n-1; an edge where one reads what the other wrote, or overwrites what the other reads.
+def recipe_graph(recorder: Recorder, kept: Mapping[str, str]) -> nx.DiGraph[int]:
+    """Calls as nodes 0..n-1; an edge where one reads what the other wrote, or overwrites what the other
+    reads.
 
     `kept` names the operand that a result is written to: for an in/out operand, over the value it had.
     """
-    graph = nx.DiGraph()
+    graph: nx.DiGraph[int] = nx.DiGraph()
     writer: dict[str, int] = {}
     for n, call in enumerate(recorder.calls):
         graph.add_node(n, call=call)
@@ -37,8 +40,15 @@ def recipe_graph(recorder: Recorder, kept: Mapping[str, str]) -> nx.DiGraph:
     return graph
 
 
-def slots(graph: nx.DiGraph, order: list[int], kept: Mapping[str, str], types: Mapping[str, tuple[DType, Shape]]) -> dict[str, str]:
-    """A scratch slot per temporary: two of one type and shape share one if the first is dead when the second is written."""
+def slots(
+    graph: nx.DiGraph[int],
+    order: list[int],
+    kept: Mapping[str, str],
+    types: Mapping[str, tuple[DType, Shape]],
+) -> dict[str, str]:
+    """A scratch slot per temporary: two of one type and shape share one if the first is dead when the
+    second is written.
+    """
     last: dict[str, int] = {}
     for position, n in enumerate(order):
         for value in graph.nodes[n]["call"].operands.values():
@@ -89,11 +99,10 @@ def type_predicates(op: Op, ship: Ship) -> list[Any]:
     """The part of `when` that a specialization's types, attributes and absent operands give."""
     found: list[Any] = []
     for t in op.tensors:
-        variable = t.dtype.name if not isinstance(t.dtype, DType) else None
         if t.optional:
             found.append(["absent" if t.name in ship.absent else "present", t.name])
-        if variable in ship.dtypes and t.name not in ship.absent:
-            found.append(["dtype", t.name, ship.dtypes[variable].name])
+        if isinstance(t.dtype, DTypeVar) and t.dtype.name in ship.dtypes and t.name not in ship.absent:
+            found.append(["dtype", t.name, ship.dtypes[t.dtype.name].name])
     found += [["attr", a.name, ship.attrs.get(a.name, a.default)] for a in op.attrs]
     return found
 
@@ -104,7 +113,11 @@ def plan_json(recipe: Op, ship: Ship) -> dict[str, Any]:
         return _pipeline_json(recipe, ship)
     attrs = {a.name: ship.attrs.get(a.name, a.default) for a in recipe.attrs}
     recorder, results = record(recipe, ship.dtypes, attrs, ship.absent, inline=False)
-    kept = {r.data: t.name for t, r in zip(recipe.outputs, results, strict=True) if r is not None and t.name not in ship.absent}
+    kept = {
+        r.data: t.name
+        for t, r in zip(recipe.outputs, results, strict=True)
+        if r is not None and t.name not in ship.absent
+    }
     graph = recipe_graph(recorder, kept)
     order = list(nx.lexicographical_topological_sort(graph))
     assigned = slots(graph, order, kept, recorder.types)
@@ -128,7 +141,10 @@ def plan_json(recipe: Op, ship: Ship) -> dict[str, Any]:
         "mode": "exact",
         "when": ["and", *type_predicates(recipe, ship)],
         "priority": PRIORITY,
-        "temps": [{"name": s, "dtype": d.name, "shape": _shape(recipe, shape)} for s, (d, shape) in sorted(temps.items())],
+        "temps": [
+            {"name": s, "dtype": d.name, "shape": _shape(recipe, shape)}
+            for s, (d, shape) in sorted(temps.items())
+        ],
         "steps": steps,
     }
 

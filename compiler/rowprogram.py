@@ -12,7 +12,10 @@ from kiln.ir.dtypes import BF16, BOOL, F16, F32, I32, I64, U8, DType
 from kiln.ir.language import SCALAR, Shape
 
 BY_MLIR = {d.mlir: d for d in (BF16, BOOL, F16, F32, I32, I64, U8)}
-CMP_NAMES = {"arith.cmpf": {2: ">", 3: ">=", 4: "<", 5: "<=", 14: "uno"}, "arith.cmpi": {2: "<", 3: "<=", 4: ">", 5: ">="}}
+CMP_NAMES = {
+    "arith.cmpf": {2: ">", 3: ">=", 4: "<", 5: "<=", 14: "uno"},
+    "arith.cmpi": {2: "<", 3: "<=", 4: ">", 5: ">="},
+}
 VIEWS = frozenset({"tensor.extract"})
 """Operations that only pass their operand on."""
 SKIPPED = frozenset({"tensor.empty", "scf.forall.in_parallel", "kiln.absent"})
@@ -20,7 +23,9 @@ SKIPPED = frozenset({"tensor.empty", "scf.forall.in_parallel", "kiln.absent"})
 
 @dataclass(frozen=True)
 class Instruction:
-    """One operation: `result` and `args` are value numbers; `text` is a predicate, a combiner, a layout or a memory operand's name."""
+    """One operation: `result` and `args` are value numbers; `text` is a predicate, a combiner, a layout or
+    a memory operand's name.
+    """
 
     name: str
     result: int
@@ -57,7 +62,7 @@ def _extent_fraction(value: ir.Value, width: ir.Value) -> Fraction:
         return Fraction(1)
     owner = value.owner
     operation = owner.operation if hasattr(owner, "operation") else owner
-    constant = ir.IntegerAttr(operation.operands[1].owner.attributes["value"]).value
+    constant: int = ir.IntegerAttr(operation.operands[1].owner.attributes["value"]).value
     base = _extent_fraction(operation.operands[0], width)
     return base * constant if operation.name == "arith.muli" else base / constant
 
@@ -123,7 +128,9 @@ class _Reader:
         """Scalar arguments as instructions."""
         for value, name in self.memory.items():
             if not isinstance(value.type, ir.MemRefType) and not name.startswith("%"):
-                yield Instruction("kiln.argument", self.number(value), (), SCALAR, _dtype(value.type), text=name)
+                yield Instruction(
+                    "kiln.argument", self.number(value), (), SCALAR, _dtype(value.type), text=name
+                )
 
     def walk(self, block: ir.Block) -> Iterator[Instruction]:
         for child in block.operations:
@@ -142,7 +149,15 @@ class _Reader:
             value, memory = operands[0], operands[1]
             layout = ir.StringAttr(operation.attributes["layout"]).value
             shape = shape_of(value, self.width)
-            return Instruction(name, -1, (self.number(value),), shape, _dtype(value.type), text=self.memory[memory], index=layout == "nvfp4_128x4")
+            return Instruction(
+                name,
+                -1,
+                (self.number(value),),
+                shape,
+                _dtype(value.type),
+                text=self.memory[memory],
+                index=layout == "nvfp4_128x4",
+            )
         result = operation.results[0]
         if isinstance(result.type, ir.IndexType):
             return None
@@ -164,7 +179,9 @@ class _Reader:
         match name:
             case "arith.constant":
                 attr = attributes["value"]
-                number = ir.FloatAttr(attr).value if isinstance(attr, ir.FloatAttr) else ir.IntegerAttr(attr).value
+                number = (
+                    ir.FloatAttr(attr).value if isinstance(attr, ir.FloatAttr) else ir.IntegerAttr(attr).value
+                )
                 return "", number, 0
             case "arith.cmpf" | "arith.cmpi":
                 return CMP_NAMES[name][ir.IntegerAttr(attributes["predicate"]).value], 0, 0

@@ -8,7 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class IsaTier:
-    """One instruction-set level of a CPU target: `cpu` is the compiler's name, `features` what /proc/cpuinfo or HWCAP must show."""
+    """One instruction-set level of a CPU target: `cpu` is the compiler's name, `features` what
+    /proc/cpuinfo or HWCAP must show.
+    """
 
     name: str
     cpu: str

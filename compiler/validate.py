@@ -1,5 +1,5 @@
-"""Whether declarations hold together: checked when a catalog is loaded, so that a mistake is told with the op's name
-and file:line before anything is compiled."""
+"""Whether declarations hold together: checked when a catalog is loaded, so that a mistake is told with the
+op's name and file:line before anything is compiled."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def _kind_faults(op: Op) -> Iterator[str]:
     if len(given) != 1 or given[0] not in legal:
         found = " and ".join(given) or "neither body nor reference nor steps"
         meaning = "calls ops in one row" if op.is_recipe else "is expressible in one row"
-        yield f"has {found}; a {_kind(op)} has body= where it {meaning}, else {legal[1]}="
+        kind = "a recipe" if op.is_recipe else "an op"
+        yield f"has {found}; {kind} has body= where it {meaning}, else {legal[1]}="
     if op.is_recipe and len(op.operands) > MAX_OPERANDS:
         yield f"has {len(op.operands)} operands, a recipe at most {MAX_OPERANDS}; split it"
 
@@ -78,7 +79,12 @@ def _signature_faults(op: Op) -> Iterator[str]:
         signature = parse_signature(signature_json(op), f"{_kind(op)} {op.name}")
     except KilnError as error:
         raise DeclarationError(str(error), location_of(op)) from None
-    if not op.name.isascii() or not op.name.islower() or not op.name.isidentifier() or op.name.startswith("_"):
+    if (
+        not op.name.isascii()
+        or not op.name.islower()
+        or not op.name.isidentifier()
+        or op.name.startswith("_")
+    ):
         yield "its name must be snake_case: lower-case letters, digits and _, a letter first"
     if op.name in STRUCTURAL:
         yield f"its name is taken by the IR itself, as are {', '.join(STRUCTURAL)}"
@@ -105,7 +111,10 @@ def _ship_faults(op: Op, ship: Ship) -> Iterator[str]:
     choices = {a.name: a.choices for a in op.attrs}
     for name, value in ship.attrs.items():
         if name not in choices or value not in choices[name]:
-            legal = ", ".join(map(repr, choices.get(name, ()))) or f"the attributes {', '.join(choices) or 'none'}"
+            legal = (
+                ", ".join(map(repr, choices.get(name, ())))
+                or f"the attributes {', '.join(choices) or 'none'}"
+            )
             yield f"attribute {name} is {value!r}, legal are {legal}"
     optional = [t.name for t in op.tensors if t.optional]
     for name in ship.absent:
@@ -131,7 +140,8 @@ def _recipe_faults(op: Op, ship: Ship, ops: Mapping[str, Op]) -> Iterator[str]:
     recorder, results = record(op, ship.dtypes, _attrs(op, ship), ship.absent, inline=False)
     calls = recorder.calls
     if recorder.operations:
-        yield f"computes {recorder.operations[0][0]} itself; a recipe calls ops, arithmetic belongs into an op's body"
+        first = recorder.operations[0][0]
+        yield f"computes {first} itself; a recipe calls ops, arithmetic belongs into an op's body"
     yield from _count_faults(len(calls))
     yield from _unknown([call.op for call in calls], ops)
     yield from _result_faults(op, ship, recorder, [None if r is None else str(r.data) for r in results])
@@ -139,20 +149,24 @@ def _recipe_faults(op: Op, ship: Ship, ops: Mapping[str, Op]) -> Iterator[str]:
 
 def _count_faults(count: int) -> Iterator[str]:
     if not 1 <= count <= MAX_STEPS:
-        yield f"calls {count} ops, expected 1 to {MAX_STEPS}; " + ("split it" if count else "a recipe composes ops")
+        yield f"calls {count} ops, expected 1 to {MAX_STEPS}; " + (
+            "split it" if count else "a recipe composes ops"
+        )
 
 
 def _unknown(called: Iterable[Op], ops: Mapping[str, Op]) -> Iterator[str]:
     for op in called:
         if ops.get(op.name) is not op:
             yield (
-                f"calls {op.name}, which no catalog of this build lists; add it to your catalog's ops, or the "
-                "catalog that has it (--catalog)"
+                f"calls {op.name}, which no catalog of this build lists; add it to your catalog's ops, or "
+                "the catalog that has it (--catalog)"
             )
 
 
 def _step_faults(op: Op, ship: Ship, ops: Mapping[str, Op]) -> Iterator[str]:
-    """A pipeline: steps whose operands are all bound, to operands that exist, and results for every written one."""
+    """A pipeline: steps whose operands are all bound, to operands that exist, and results for every
+    written one.
+    """
     steps = op.steps(_attrs(op, ship)) if op.steps is not None else ()
     yield from _count_faults(len(steps))
     yield from _unknown((step.op for step in steps), ops)
@@ -164,7 +178,11 @@ def _step_faults(op: Op, ship: Ship, ops: Mapping[str, Op]) -> Iterator[str]:
         if step.bind.keys() != own:
             yield f"{where} binds {', '.join(sorted(step.bind))}; expected {', '.join(sorted(own))}"
         for given, legal in ((step.bind.values(), tensors), (step.scalars.values(), scalars)):
-            yield from (f"{where} names {n!r}, which is no operand of the recipe" for n in given if n and n not in legal)
+            yield from (
+                f"{where} names {n!r}, which is no operand of the recipe"
+                for n in given
+                if n and n not in legal
+            )
         written |= {step.bind.get(t.name) for t in step.op.outputs}
     for tensor in op.outputs:
         if tensor.name not in written:
@@ -181,11 +199,17 @@ def _result_faults(op: Op, ship: Ship, recorder: Recorder, produced: list[str | 
         if value not in made:
             yield f"returns {value} as {tensor.name}: no op writes it; call one, such as copy"
         elif value in owners:
-            yield f"returns one value as {owners[value]} and {tensor.name}; each written operand needs a value of its own"
+            yield (
+                f"returns one value as {owners[value]} and {tensor.name}; each written operand needs a value of "
+                "its own"
+            )
         owners[value] = tensor.name
         if tensor.role == "inout":
-            yield from (f"{name} reads {tensor.name} after it was overwritten; use its new value, or copy it first"
-                        for name in _late_readers(recorder, tensor.name, value))  # fmt: skip
+            for name in _late_readers(recorder, tensor.name, value):
+                yield (
+                    f"{name} reads {tensor.name} after it was overwritten; use its new value, or copy it "
+                    "first"
+                )
 
 
 def _late_readers(recorder: Recorder, operand: str, written: str) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 
 class DeclarationError(Exception):
-    """An op, recipe or body that cannot be accepted. `location` is file:line of the declaration or of the body's statement."""
+    """An op, recipe or body that cannot be accepted. `location` is file:line of the declaration or of the
+    body's statement.
+    """
 
     def __init__(self, message: str, location: str = "") -> None:
         self.message, self.location = message, location

@@ -1,7 +1,8 @@
 """The `kiln` dialect: one MLIR operation per declared op, registered with IRDL from the declarations.
 
-Every operation exists at two levels: over whole tensors (`tensor<?x?xbf16>`, the recipe graph) and over one row (`tensor<?xbf16>`, scalars). An
-absent optional operand is a value of type `none`. MLIR's verifier then refuses bad IR with the file and line of the body's statement.
+Every operation exists at two levels: over whole tensors (`tensor<?x?xbf16>`, the recipe graph) and over one
+row (`tensor<?xbf16>`, scalars). An absent optional operand is a value of type `none`. MLIR's verifier then
+refuses bad IR with the file and line of the body's statement.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ class _OpText:
         self.names: dict[tuple[str, ...], str] = {}
 
     def constraint(self, tensor: Tensor) -> str:
-        """An SSA constraint: equal constraints are one value, so that operands sharing a type variable and a shape share the type."""
+        """An SSA constraint: equal constraints are one value, so that operands sharing a type variable and
+        a shape share the type.
+        """
         choices = tensor.dtype.choices if isinstance(tensor.dtype, DTypeVar) else (tensor.dtype,)
         types = sorted({f(self.op, tensor, d) for d in choices for f in (tensor_type, row_type)})
-        variable = tensor.dtype.name if isinstance(tensor.dtype, DTypeVar) else tensor.dtype.name
-        key = (variable, *types)
+        key = (tensor.dtype.name, *types)
         if key not in self.names:
             parts = [self._is(t) for t in types]
             self.names[key] = f"%v{len(self.names)}"

@@ -1,6 +1,7 @@
 """One table of element types: the names every part of Kiln uses for them.
 
-A row gives the storage type of an operand. `f8e4m3` and `f4e2m1x2` are *codes*: arrays hold them as raw bytes (`u8`), arithmetic never sees them.
+A row gives the storage type of an operand. `f8e4m3` and `f4e2m1x2` are *codes*: arrays hold them as raw
+bytes (`u8`), arithmetic never sees them.
 """
 
 from dataclasses import dataclass
@@ -40,9 +41,7 @@ F64 = DType("f64", 64, "double", "fp64", "f64", np.dtype(np.float64), 2.0**-52)
 F32 = DType("f32", 32, "float", "fp32", "f32", np.dtype(np.float32), 2.0**-23)
 F16 = DType("f16", 16, "uint16_t", "fp16", "f16", np.dtype(np.float16), 2.0**-10)
 BF16 = DType("bf16", 16, "uint16_t", "bf16", "bf16", np.dtype(ml_dtypes.bfloat16), 2.0**-7)
-F8E4M3 = DType(
-    "f8e4m3", 8, "uint8_t", "fp8e4nv", "f8E4M3FN", np.dtype(ml_dtypes.float8_e4m3fn), 2.0**-3
-)
+F8E4M3 = DType("f8e4m3", 8, "uint8_t", "fp8e4nv", "f8E4M3FN", np.dtype(ml_dtypes.float8_e4m3fn), 2.0**-3)
 U8 = DType("u8", 8, "uint8_t", "u8", "i8", np.dtype(np.uint8))
 I32 = DType("i32", 32, "int32_t", "i32", "i32", np.dtype(np.int32))
 I64 = DType("i64", 64, "int64_t", "i64", "i64", np.dtype(np.int64))

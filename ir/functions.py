@@ -1,8 +1,10 @@
-"""Transcendental functions and code conversions, spelled out in IEEE operations so that every machine gives the same bits.
+"""Transcendental functions and code conversions, spelled out in IEEE operations so that every machine
+gives the same bits.
 
-Each row of `FUNCTIONS` has the *exact* expansion (in the tensor language: the contract), the *ideal* one (NumPy float64: the oracle) and the
-name of the native instruction that gives the same result where a target has it. Polynomial coefficients are minimax fits of ours; the error
-against float64 over dense samples is in tests/ir/test_functions.py.
+Each row of `FUNCTIONS` has the *exact* expansion (in the tensor language: the contract), the *ideal* one
+(NumPy float64: the oracle) and the name of the native instruction that gives the same result where a target
+has it. Polynomial coefficients are minimax fits of ours; the error against float64 over dense samples is in
+tests/ir/test_functions.py.
 """
 
 from __future__ import annotations
@@ -29,8 +31,22 @@ LOGISTIC_END = 86.63
 """exp(86.63) < 2**125."""
 RECIPROCAL_MAGIC = 0x7EF311C7
 
-EXP_POLY = (0.0013814534759148955, 0.00836874544620514, 0.04166839271783829, 0.1666652113199234, 0.4999999403953552, 1.0, 1.0)
-TANH_POLY = (-0.0057049961760640144, 0.020639097318053246, -0.05373971909284592, 0.13331441581249237, -0.3333328068256378)
+EXP_POLY = (
+    0.0013814534759148955,
+    0.00836874544620514,
+    0.04166839271783829,
+    0.1666652113199234,
+    0.4999999403953552,
+    1.0,
+    1.0,
+)
+TANH_POLY = (
+    -0.0057049961760640144,
+    0.020639097318053246,
+    -0.05373971909284592,
+    0.13331441581249237,
+    -0.3333328068256378,
+)
 ERF_POLY = (
     7.854129216866568e-05, -0.0008010281017050147, 0.005188338924199343, -0.02685381844639778,
     0.1128358542919159, -0.3761262595653534, 0.12837916612625122,
@@ -50,7 +66,9 @@ def _horner(x: Value, coefficients: tuple[float, ...]) -> Value:
 
 
 def exact_exp(x: Value) -> Value:
-    """2**n * p(r): n = round(x / ln 2), r by two-step reduction, p of degree 6. Overflows to inf, goes through subnormals to 0."""
+    """2**n * p(r): n = round(x / ln 2), r by two-step reduction, p of degree 6. Overflows to inf, goes
+    through subnormals to 0.
+    """
     clamped = L.minimum(L.maximum(x, -104.0), 89.0)
     t = L.fma(clamped, LOG2E, ROUND_MAGIC)
     n = t - ROUND_MAGIC
@@ -65,18 +83,23 @@ def exact_exp(x: Value) -> Value:
 
 
 def exact_logistic(x: Value) -> Value:
-    """1 / (1 + exp(-x)) without a branch or a division: 0 below -86.6, where exp(-x) would leave the range that the reciprocal covers."""
+    """1 / (1 + exp(-x)) without a branch or a division: 0 below -86.6, where exp(-x) would leave the range
+    that the reciprocal covers.
+    """
     y = L.minimum(L.maximum(-x, -87.0), LOGISTIC_END)
     t = L.fma(y, LOG2E, ROUND_MAGIC)
     n = t - ROUND_MAGIC
     r = L.fma(n, -LN2_LOW, L.fma(n, -LN2_HIGH, y))
-    # The low bits of t hold n, and the magic number's own shift out: one power of two is enough between 2**-126 and 2**125.
+    # The low bits of t hold n, and the magic number's own shift out: one power of two is enough between
+    # 2**-126 and 2**125.
     e = _horner(r, EXP_POLY) * ((t.bits() << 23) + 0x3F800000).as_f32()
     return L.select(x < -LOGISTIC_END, _f32(x, 0.0), _reciprocal(e + 1.0))
 
 
 def _reciprocal(d: Value) -> Value:
-    """1 / d within 1.5 ulp for 1 <= d < 2**126: a guess within 5.9 % from the exponent, one cubic and one quadratic Newton step."""
+    """1 / d within 1.5 ulp for 1 <= d < 2**126: a guess within 5.9 % from the exponent, one cubic and one
+    quadratic Newton step.
+    """
     guess = (_i32(d, RECIPROCAL_MAGIC) - d.bits()).as_f32()
     error = L.fma(-d, guess, 1.0)
     better = L.fma(guess, L.fma(error, error, error), guess)
@@ -123,10 +146,11 @@ def exact_to_e4m3(x: Value) -> Value:
 
 
 def exact_to_e2m1(x: Value) -> Value:
-    """The least of three roundings. Codes grow by 2, 1 and 1/2 a unit below 2, 4 and 6: |x| -> min(2a, a + 2, a/2 + 4, 7) is that curve.
+    """The least of three roundings. Codes grow by 2, 1 and 1/2 a unit below 2, 4 and 6: |x| -> min(2a, a +
+    2, a/2 + 4, 7) is that curve.
 
-    Each line is rounded to an integer by the ulp of 2**23, in one operation, and rounding commutes with the minimum. The code is in the low four
-    bits; those above are not defined.
+    Each line is rounded to an integer by the ulp of 2**23, in one operation, and rounding commutes with the
+    minimum. The code is in the low four bits; those above are not defined.
     """
     # The sign of a NaN differs between machines: a NaN is +7.
     return _e2m1(x, L.select(L.is_nan(x), _i32(x, 0), x.bits()))
@@ -168,34 +192,50 @@ def _ideal_e4m3(x: np.ndarray) -> np.ndarray:
 
 def _ideal_e2m1(x: np.ndarray) -> np.ndarray:
     a = np.minimum(np.where(np.isnan(x), 6.0, np.abs(x)), 6.0)
-    code = (a > 0.25).astype(np.int32) + (a >= 0.75) + (a > 1.25) + (a >= 1.75) + (a > 2.5) + (a >= 3.5) + (a > 5.0)
-    return code | np.where(np.signbit(x) & ~np.isnan(x), 8, 0).astype(np.int32)
+    code = (
+        (a > 0.25).astype(np.int32)
+        + (a >= 0.75)
+        + (a > 1.25)
+        + (a >= 1.75)
+        + (a > 2.5)
+        + (a >= 3.5)
+        + (a > 5.0)
+    )
+    signed: np.ndarray = code | np.where(np.signbit(x) & ~np.isnan(x), 8, 0).astype(np.int32)
+    return signed
 
 
 def _ideal_from_e4m3(code: np.ndarray) -> np.ndarray:
-    return code.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    values: np.ndarray = code.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    return values
 
 
 def _ideal_logistic(x: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-x))
+    values: np.ndarray = 1.0 / (1.0 + np.exp(-x))
+    return values
 
 
 def _ideal_erf(x: np.ndarray) -> np.ndarray:
     from math import erf
 
-    return np.vectorize(erf, otypes=[np.float64])(x)
+    values: np.ndarray = np.vectorize(erf, otypes=[np.float64])(x)
+    return values
 
 
 @dataclass(frozen=True)
 class Function:
-    """One named function: its contract, its oracle, and the target feature that has it as an instruction with the same results."""
+    """One named function: its contract, its oracle, and the target feature that has it as an instruction
+    with the same results.
+    """
 
     exact: Callable[[Value], Value]
     ideal: Callable[[Any], Any]
     result: DType = F32
     feature: str | None = None
     canonical: Callable[[Value], Value] | None = None
-    """A cheaper expansion, equal where arithmetic gives only the positive quiet NaN (feature `canonical_nan`)."""
+    """A cheaper expansion, equal where arithmetic gives only the positive quiet NaN (feature
+    `canonical_nan`).
+    """
 
 
 FUNCTIONS = {

@@ -1,4 +1,5 @@
-"""Op bodies run in NumPy: `exact` with every f32 rounding of the contract, `ideal` in float64 with no rounding but the final codes.
+"""Op bodies run in NumPy: `exact` with every f32 rounding of the contract, `ideal` in float64 with no
+rounding but the final codes.
 
 Values are arrays over all rows: scalars (M, 1), vectors (M, n) or (1, n), grouped (M, n, G).
 """
@@ -34,7 +35,8 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
 
 
 def pair_sum(x: Array) -> Array:
-    """Sum over the last axis in the canonical order: padded with +0 to a power of two, neighbours added until one is left, then +0.
+    """Sum over the last axis in the canonical order: padded with +0 to a power of two, neighbours added
+    until one is left, then +0.
 
     The last +0 turns a sum of -0 alone into +0, so that wider padding gives the same bits.
     """
@@ -44,28 +46,36 @@ def pair_sum(x: Array) -> Array:
         x = np.concatenate([x, np.zeros((*x.shape[:-1], width - n), x.dtype)], axis=-1)
     while x.shape[-1] > 1:
         x = x[..., 0::2] + x[..., 1::2]
-    return x[..., 0] + x.dtype.type(0.0)
+    total: Array = x[..., 0] + x.dtype.type(0.0)
+    return total
 
 
 def _max_number(x: Array) -> Array:
-    return np.fmax.reduce(x, axis=-1, initial=-np.inf)
+    largest: Array = np.fmax.reduce(x, axis=-1, initial=-np.inf)
+    return largest
 
 
 _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "uno": lambda a, b: np.isnan(a) | np.isnan(b),
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "uno": lambda a,
+    b: np.isnan(a) | np.isnan(b),
 }  # fmt: skip
 
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {
-    "arith.addf": np.add, "arith.subf": np.subtract, "arith.mulf": np.multiply, "arith.divf": np.divide, "arith.negf": np.negative,
-    "arith.addi": np.add, "arith.subi": np.subtract, "arith.muli": np.multiply, "arith.maxsi": np.maximum, "arith.divsi": np.floor_divide, "arith.shli": np.left_shift,
+    "arith.addf": np.add, "arith.subf": np.subtract, "arith.mulf": np.multiply, "arith.divf": np.divide,
+    "arith.negf": np.negative,
+    "arith.addi": np.add, "arith.subi": np.subtract, "arith.muli": np.multiply, "arith.maxsi": np.maximum,
+    "arith.divsi": np.floor_divide, "arith.shli": np.left_shift,
     "arith.shrsi": np.right_shift, "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or,
-    "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin,
+    "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxnumf": np.fmax,
+    "arith.minnumf": np.fmin,
     "arith.select": np.where, "math.absf": np.abs, "math.sqrt": np.sqrt,
 }  # fmt: skip
 
 
 class NumpyMachine:
-    """Runs bodies on arrays. `ideal=True` computes floats in float64 and calls NumPy's functions: the oracle."""
+    """Runs bodies on arrays. `ideal=True` computes floats in float64 and calls NumPy's functions: the
+    oracle.
+    """
 
     def __init__(self, rows: int, width: int, ideal: bool) -> None:
         self.rows, self.width, self.ideal = rows, width, ideal
@@ -75,7 +85,7 @@ class NumpyMachine:
         """The NumPy type that values of `dtype` are held in."""
         return self.float if dtype.is_float and (self.ideal or dtype is F32) else dtype.numpy
 
-    def value(self, array: Array, shape: Shape, dtype: DType) -> Value:
+    def value(self, array: Any, shape: Shape, dtype: DType) -> Value:
         """An operand as a value."""
         return Value(self, np.asarray(array).astype(self.storage(dtype), copy=False), shape, dtype)
 
@@ -91,7 +101,9 @@ class NumpyMachine:
             data = self._compute(name, args, shape, dtype, attrs)
         return Value(self, data, shape, dtype)
 
-    def _compute(self, name: str, args: Sequence[Value], shape: Shape, dtype: DType, attrs: dict[str, Any]) -> Array:
+    def _compute(
+        self, name: str, args: Sequence[Value], shape: Shape, dtype: DType, attrs: dict[str, Any]
+    ) -> Array:
         if name in FUNCTIONS:
             return self._function(name, args[0], dtype)
         arrays = [self._aligned(a, shape) for a in args]
@@ -104,10 +116,12 @@ class NumpyMachine:
         if name in ("arith.extf", "arith.truncf", "arith.sitofp", "arith.trunci", "arith.extui"):
             return arrays[0].astype(self.storage(dtype))
         if name == "arith.bitcast":
-            source = arrays[0].astype(args[0].dtype.numpy, copy=False)
-            return np.ascontiguousarray(source).view(dtype.numpy).astype(self.storage(dtype), copy=False)
+            source = np.ascontiguousarray(arrays[0].astype(args[0].dtype.numpy, copy=False))
+            pattern: Array = source.view(dtype.numpy).astype(self.storage(dtype), copy=False)
+            return pattern
         if name.startswith("kiln."):
-            return self._memory(name, arrays, attrs)
+            taken: Array = self._memory(name, arrays, attrs)
+            return taken
         return self._structural(name, args[0], shape, attrs)
 
     def _function(self, name: str, x: Value, dtype: DType) -> Array:
@@ -138,7 +152,7 @@ class NumpyMachine:
                 return data[..., attrs["offset"]]
         raise KeyError(f"operation {name} has no NumPy meaning")
 
-    def _memory(self, name: str, arrays: Sequence[Array], attrs: dict[str, Any]) -> Array:
+    def _memory(self, name: str, arrays: Sequence[Array], attrs: dict[str, Any]) -> Any:
         """Views, tables and indices."""
         match name:
             case "kiln.half":
@@ -178,16 +192,24 @@ def _operand_value(machine: NumpyMachine, op: Op, name: str, array: Array) -> Va
 
 
 def run(
-    op: Op, arrays: Mapping[str, Any], *, attrs: Mapping[str, Any] | None = None, dtypes: Mapping[str, DType] | None = None, ideal: bool = False
+    op: Op,
+    arrays: Mapping[str, Any],
+    *,
+    attrs: Mapping[str, Any] | None = None,
+    dtypes: Mapping[str, DType] | None = None,
+    ideal: bool = False,
 ) -> tuple[Array | None, ...]:
     """Outputs of an expressible op on NumPy operands (tensors and scalars by name), in return order.
 
-    `exact` (default) gives the contract's bits in the storage types; `ideal=True` gives float64 values (codes stay u8). Swizzled scale outputs
-    come in the linear layout (M, groups): see `kiln.ir.layouts.swizzle`.
+    `exact` (default) gives the contract's bits in the storage types; `ideal=True` gives float64 values
+    (codes stay u8). Swizzled scale outputs come in the linear layout (M, groups): see
+    `kiln.ir.layouts.swizzle`.
     """
     if op.steps is not None:
         return _run_pipeline(op, arrays, attrs or {}, dtypes or {}, ideal)
-    sizes = signature.bind_sizes(op, {k: v.shape for k, v in arrays.items() if hasattr(v, "shape") and np.ndim(v)})
+    sizes = signature.bind_sizes(
+        op, {k: v.shape for k, v in arrays.items() if hasattr(v, "shape") and np.ndim(v)}
+    )
     rows, width = sizes.get(op.rows, 1), sizes[op.width]
     machine = NumpyMachine(rows, width, ideal)
     values: dict[str, Any] = {}
@@ -224,4 +246,3 @@ def _finish(value: Value | None, rows: int) -> Array | None:
     if value.shape.is_scalar:
         return np.broadcast_to(data, (rows, 1)).reshape(rows).copy()
     return np.broadcast_to(data, (rows, *data.shape[1:])).copy()
-

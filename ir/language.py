@@ -1,14 +1,16 @@
 """The tensor language that op bodies and recipes are written in.
 
-A body is a Python function over `Value`s of one row: it is run once by a *machine*, which decides what the operations mean. `kiln.ir.interpret`
-computes them with NumPy, `kiln.ir.trace` builds MLIR from them. Every value has one of four shapes:
+A body is a Python function over `Value`s of one row: it is run once by a *machine*, which decides what the
+operations mean. `kiln.ir.interpret` computes them with NumPy, `kiln.ir.trace` builds MLIR from them. Every
+value has one of four shapes:
 
 * scalar: one number per row (or per call);
-* vector: the row, or a fixed fraction of it (`fraction`: 1, 1/2 after packing pairs, 1/16 after reducing groups of 16, 2 for a gate|up row);
+* vector: the row, or a fixed fraction of it (`fraction`: 1, 1/2 after packing pairs, 1/16 after reducing
+  groups of 16, 2 for a gate|up row);
 * grouped: the vector cut into groups of `inner` neighbours.
 
-Rounding is explicit: arithmetic is f32 (or i32), `to(BF16)` rounds once, to nearest even. Nothing is contracted or reassociated; sums have the
-pair-tree order of DESIGN §9.
+Rounding is explicit: arithmetic is f32 (or i32), `to(BF16)` rounds once, to nearest even. Nothing is
+contracted or reassociated; sums have the pair-tree order of DESIGN §9.
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ class Value:
         b = self._wrap(other)
         if self.dtype is not b.dtype or self.dtype not in ARITHMETIC:
             raise TypeCheckError(
-                f"cannot {stem} {self.dtype} and {b.dtype}; arithmetic is on f32 or i32, convert with .to(F32) first", where()
+                f"cannot {stem} {self.dtype} and {b.dtype}; arithmetic is on f32 or i32, convert with "
+                ".to(F32) first",
+                where(),
             )
         name = f"arith.{stem}{'f' if self.dtype is F32 else 'i'}"
         args = (b, self) if swap else (self, b)
@@ -132,7 +136,9 @@ class Value:
         return self.machine.emit("arith.negf", (self,), self.shape, F32)
 
     def __bool__(self) -> bool:
-        raise TypeCheckError("a value of the row is not known while the body is run; use select() instead of if", where())
+        raise TypeCheckError(
+            "a value of the row is not known while the body is run; use select() instead of if", where()
+        )
 
     def __eq__(self, o: object) -> bool:
         raise TypeCheckError("values of the row have no ==; compare with < and <=, or use is_nan()", where())
@@ -159,7 +165,9 @@ class Value:
         b = self._wrap(o)
         name = "arith.cmpf" if self.dtype is F32 else "arith.cmpi"
         if self.dtype is not b.dtype or self.dtype not in ARITHMETIC:
-            raise TypeCheckError(f"cannot compare {self.dtype} with {b.dtype}; convert with .to(F32) first", where())
+            raise TypeCheckError(
+                f"cannot compare {self.dtype} with {b.dtype}; convert with .to(F32) first", where()
+            )
         return self.machine.emit(name, (self, b), _merge(self.shape, b.shape), BOOL, predicate=predicate)
 
     def __lt__(self, o: Value | float | int) -> Value:
@@ -182,8 +190,10 @@ class Value:
         if pair in ((BF16, F16), (F16, BF16)):
             return self.to(F32).to(dtype)
         names = {
-            (BF16, F32): "arith.extf", (F16, F32): "arith.extf", (F32, BF16): "arith.truncf", (F32, F16): "arith.truncf",
-            (I32, F32): "arith.sitofp", (I32, U8): "arith.trunci", (U8, I32): "arith.extui", (I64, I32): "arith.trunci",
+            (BF16, F32): "arith.extf", (F16, F32): "arith.extf", (F32, BF16): "arith.truncf",
+            (F32, F16): "arith.truncf",
+            (I32, F32): "arith.sitofp", (I32, U8): "arith.trunci", (U8, I32): "arith.extui",
+            (I64, I32): "arith.trunci",
         }  # fmt: skip
         if pair not in names:
             raise TypeCheckError(f"no conversion from {self.dtype} to {dtype}", where())
@@ -246,7 +256,9 @@ def to_e4m3(x: Value) -> Value:
 
 
 def to_e2m1(x: Value) -> Value:
-    """float4 e2m1 code of x in the low four bits of an i32: to nearest even, saturating at 6, the sign of zero kept, NaN -> 7."""
+    """float4 e2m1 code of x in the low four bits of an i32: to nearest even, saturating at 6, the sign of
+    zero kept, NaN -> 7.
+    """
     return _unary("kiln.to_e2m1", x, I32)
 
 
@@ -325,14 +337,18 @@ def row_max(x: Value) -> Value:
 def group_max(x: Value) -> Value:
     """Largest number of each group (NaN ignored): a vector with one f32 per group."""
     if x.shape.inner == 1:
-        raise TypeCheckError(f"group_max takes a grouped row, not {x.shape}; group() it, or take row_max()", where())
+        raise TypeCheckError(
+            f"group_max takes a grouped row, not {x.shape}; group() it, or take row_max()", where()
+        )
     return _reduce("arith.maxnumf", x, Shape(x.shape.fraction))
 
 
 def _reduce(combiner: str, x: Value, shape: Shape) -> Value:
     _require(x, F32, "a reduction")
     if shape.is_scalar and (x.shape.is_scalar or x.shape.inner != 1):
-        raise TypeCheckError(f"a reduction over the row takes a row, not {x.shape}; ungroup() it first", where())
+        raise TypeCheckError(
+            f"a reduction over the row takes a row, not {x.shape}; ungroup() it first", where()
+        )
     return x.machine.emit("linalg.reduce", (x,), shape, F32, combiner=combiner)
 
 
@@ -373,7 +389,9 @@ def halves(x: Value) -> tuple[Value, Value]:
 
 
 def take_row(table: Value, index: Value) -> Value:
-    """Row `index` (i32 or i64 scalar) of a table operand. The emitters clamp the index into the table and report one that was outside."""
+    """Row `index` (i32 or i64 scalar) of a table operand. The emitters clamp the index into the table and
+    report one that was outside.
+    """
     return table.machine.emit("kiln.take_row", (table, index), ROW, table.dtype)
 
 
@@ -414,23 +432,32 @@ def width_of(x: Value) -> Value:
     return x.machine.emit("kiln.width", (x,), SCALAR, F32)
 
 
-def call(op: Op, *args: Any, dtypes: dict[str, DType] | None = None, **kwargs: Any) -> Any:
-    """Apply `op` in a body. Operands in declared order or by name; attributes by name; `dtypes` fixes type variables that only outputs have."""
+def call(op: Op, *args: Any, dtypes: dict[str, DType] | None = None, **kwargs: Any) -> list[Value]:
+    """Apply `op` in a body. Operands in declared order or by name; attributes by name; `dtypes` fixes type
+    variables that only outputs have.
+    """
     names = [o.name for o in op.operands if getattr(o, "role", "in") != "out"]
     if len(args) > len(names):
-        raise TypeCheckError(f"{op.name} takes {len(names)} operands ({', '.join(names)}), got {len(args)}", where())
+        raise TypeCheckError(
+            f"{op.name} takes {len(names)} operands ({', '.join(names)}), got {len(args)}", where()
+        )
     given = dict(zip(names, args, strict=False))
     attrs = {a.name: kwargs.pop(a.name, a.default) for a in op.attrs}
     for name, value in kwargs.items():
         if name not in names or name in given:
             legal = ", ".join([*names, *attrs])
-            raise TypeCheckError(f"{op.name} has no free operand or attribute {name!r}; it takes {legal}", where())
+            raise TypeCheckError(
+                f"{op.name} has no free operand or attribute {name!r}; it takes {legal}", where()
+            )
         given[name] = value
     missing = [t.name for t in op.inputs if t.name not in given and not t.optional]
     missing += [s.name for s in op.scalars if s.name not in given and s.default is None]
     if missing:
-        raise TypeCheckError(f"{op.name} needs operand {', '.join(missing)}; it takes {', '.join(names)}", where())
+        raise TypeCheckError(
+            f"{op.name} needs operand {', '.join(missing)}; it takes {', '.join(names)}", where()
+        )
     machine = next((v.machine for v in given.values() if isinstance(v, Value)), None)
     if machine is None:
         raise TypeCheckError(f"{op.name} was called without any value of the row", where())
-    return machine.call(op, given, dict(dtypes or {}), attrs)
+    results: list[Value] = machine.call(op, given, dict(dtypes or {}), attrs)
+    return results

@@ -1,4 +1,6 @@
-"""Bodies run without numbers: what they call and which operations they use. Needs neither MLIR nor NumPy arrays."""
+"""Bodies run without numbers: what they call and which operations they use. Needs neither MLIR nor NumPy
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -58,18 +60,25 @@ class Recorder:
             self.types[names[t.name]] = (dtype, shape)
             results.append(Value(self, names[t.name], shape, dtype))
         operands = {t.name: None if args.get(t.name) is None else args[t.name].data for t in op.inputs}
-        scalars = {s.name: getattr(args.get(s.name, s.default), "data", args.get(s.name, s.default)) for s in op.scalars}
+        scalars = {
+            s.name: getattr(args.get(s.name, s.default), "data", args.get(s.name, s.default))
+            for s in op.scalars
+        }
         self.calls.append(Call(op, operands, scalars, attrs, names))
         return results
 
 
-def record(op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: Sequence[str], inline: bool) -> tuple[Recorder, list[Value | None]]:
+def record(
+    op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: Sequence[str], inline: bool
+) -> tuple[Recorder, list[Value | None]]:
     """Run the body of an op or recipe in a recorder; operand values are named after their operands."""
     recorder = Recorder(inline=inline)
     values: dict[str, Any] = {}
     for t in op.inputs:
         shape = signature.row_kind(op, t, attrs).shape
-        values[t.name] = None if t.name in absent else Value(recorder, t.name, shape, signature.resolve(op, t, types))
+        values[t.name] = (
+            None if t.name in absent else Value(recorder, t.name, shape, signature.resolve(op, t, types))
+        )
     for s in op.scalars:
         values[s.name] = Value(recorder, f"arg:{s.name}", SCALAR, s.dtype)
     return recorder, list(signature.apply_body(op, values, types, attrs))
@@ -78,4 +87,7 @@ def record(op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent:
 def reduces_rows(op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: Sequence[str]) -> bool:
     """Whether the body needs whole rows at once: it reduces over them, or reads other columns."""
     recorder, _ = record(op, types, attrs, absent, inline=True)
-    return any(name == "kiln.permute" or (name == "linalg.reduce" and shape.is_scalar) for name, shape in recorder.operations)
+    return any(
+        name == "kiln.permute" or (name == "linalg.reduce" and shape.is_scalar)
+        for name, shape in recorder.operations
+    )

@@ -1,4 +1,6 @@
-"""What a declaration says about its operands: row shapes, element types, sizes. Shared by interpreter, tracer and emitters."""
+"""What a declaration says about its operands: row shapes, element types, sizes. Shared by interpreter,
+tracer and emitters.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ HALF = Fraction(1, 2)
 
 @dataclass(frozen=True)
 class RowKind:
-    """How an operand looks from one row: its shape there, whether it moves with the row, or is a table rows are taken from."""
+    """How an operand looks from one row: its shape there, whether it moves with the row, or is a table
+    rows are taken from.
+    """
 
     shape: Shape
     per_row: bool
@@ -32,19 +36,21 @@ def fraction_of(expr: Expr, width: str) -> Fraction | None:
     match expr:
         case ["dim", name]:
             return Fraction(1) if name == width else None
-        case ["mul", int(k), inner] | ["mul", inner, int(k)]:
+        case ["mul", int(k), list(inner)] | ["mul", list(inner), int(k)]:
             part = fraction_of(inner, width)
             return None if part is None else part * k
-        case ["floordiv" | "cdiv", inner, int(k)]:
+        case ["floordiv" | "cdiv", list(inner), int(k)]:
             part = fraction_of(inner, width)
             return None if part is None else part / k
-        case ["roundup", inner, int()]:
+        case ["roundup", list(inner), int()]:
             return fraction_of(inner, width)
     return None
 
 
 def _names_rows(expr: Expr, rows: str) -> bool:
-    return expr == ["dim", rows] or (isinstance(expr, list) and expr[0] == "roundup" and expr[1] == ["dim", rows])
+    return expr == ["dim", rows] or (
+        isinstance(expr, list) and expr[0] == "roundup" and expr[1] == ["dim", rows]
+    )
 
 
 def with_attrs(expr: Expr, attrs: Mapping[str, Any]) -> Expr:
@@ -68,8 +74,10 @@ def row_kind(op: Op, tensor: Tensor, attrs: Mapping[str, Any] | None = None) -> 
     if not _names_rows(dims[0], op.rows) and fraction is None and len(dims) <= 2:
         return RowKind(SCALAR if len(dims) == 1 else Shape(Fraction(1)), per_row=False, table=True)
     if fraction is None or len(dims) > 2:
-        raise DeclarationError(f"op {op.name}: operand {tensor.name} has shape {list(dims)}; a row operand is "
-                               f"({op.rows}, k*{op.width}), ({op.rows},) or ({op.width},)")  # fmt: skip
+        raise DeclarationError(
+            f"op {op.name}: operand {tensor.name} has shape {list(dims)}; a row operand is "
+            f"({op.rows}, k*{op.width}), ({op.rows},) or ({op.width},)"
+        )
     if len(dims) == 1:
         return RowKind(Shape(fraction), per_row=False)
     return RowKind(Shape(fraction), per_row=True, table=not _names_rows(dims[0], op.rows))
@@ -105,7 +113,9 @@ def _collapse(t: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def bind_types(op: Op, args: Mapping[str, Any], given: Mapping[str, DType]) -> dict[str, DType]:
-    """Element types of the op's type variables from argument values and explicit choices; TypeCheckError where they disagree."""
+    """Element types of the op's type variables from argument values and explicit choices; TypeCheckError
+    where they disagree.
+    """
     types = dict(given)
     for t in op.inputs:
         value = args.get(t.name)
@@ -127,12 +137,18 @@ def resolve(op: Op, tensor: Tensor, types: Mapping[str, DType]) -> DType:
         return tensor.dtype
     if tensor.dtype.name not in types:
         legal = "/".join(c.name for c in tensor.dtype.choices)
-        raise TypeCheckError(f"{op.name}: the type of {tensor.name} is free; give dtypes={{{tensor.dtype.name!r}: {legal}}}")
+        raise TypeCheckError(
+            f"{op.name}: the type of {tensor.name} is free; give dtypes={{{tensor.dtype.name!r}: {legal}}}"
+        )
     return types[tensor.dtype.name]
 
 
-def apply_body(op: Op, args: Mapping[str, Any], dtypes: Mapping[str, DType], attrs: Mapping[str, Any]) -> list[Value]:
-    """Run an op's body on values of any machine: types bound and checked, each result rounded once to its output's type."""
+def apply_body(
+    op: Op, args: Mapping[str, Any], dtypes: Mapping[str, DType], attrs: Mapping[str, Any]
+) -> list[Value]:
+    """Run an op's body on values of any machine: types bound and checked, each result rounded once to its
+    output's type.
+    """
     if op.body is None:
         raise TypeCheckError(f"{op.name} is a primitive op: it has no body to run inside a row")
     machine = next((v.machine for v in args.values() if isinstance(v, Value)), None)
@@ -150,16 +166,25 @@ def apply_body(op: Op, args: Mapping[str, Any], dtypes: Mapping[str, DType], att
     results = list(returned) if isinstance(returned, tuple | list) else [returned]
     if len(results) != len(op.outputs):
         names = ", ".join(t.name for t in op.outputs)
-        raise TypeCheckError(f"{op.name} returns {len(results)} values, declared are {len(op.outputs)} ({names})", location)
+        raise TypeCheckError(
+            f"{op.name} returns {len(results)} values, declared are {len(op.outputs)} ({names})", location
+        )
     return [_checked(op, t, r, types, chosen, location) for t, r in zip(op.outputs, results, strict=True)]
 
 
-def _checked(op: Op, tensor: Tensor, value: Any, types: Mapping[str, DType], attrs: Mapping[str, Any], location: str) -> Value:
+def _checked(
+    op: Op, tensor: Tensor, value: Any, types: Mapping[str, DType], attrs: Mapping[str, Any], location: str
+) -> Value:
     if value is None and tensor.role == "inout" and tensor.optional:
         return value  # type: ignore[return-value]  # an absent in/out operand has no result
     if not isinstance(value, Value):
-        raise TypeCheckError(f"{op.name} returns {type(value).__name__} for {tensor.name}, expected a value of the row", location)
+        raise TypeCheckError(
+            f"{op.name} returns {type(value).__name__} for {tensor.name}, expected a value of the row",
+            location,
+        )
     kind = row_kind(op, tensor, attrs)
     if value.shape != kind.shape and not (value.shape.is_scalar and kind.per_row):
-        raise TypeCheckError(f"{op.name} returns shape {value.shape} for {tensor.name}, declared is {kind.shape}", location)
+        raise TypeCheckError(
+            f"{op.name} returns shape {value.shape} for {tensor.name}, declared is {kind.shape}", location
+        )
     return value.to(resolve(op, tensor, types))

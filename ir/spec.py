@@ -1,8 +1,9 @@
 """Declarations as data: what an op is, without how it is computed anywhere.
 
-An `Op` has operands (tensors and scalars), compile-time attributes, a numerics contract and either a *body* (an expressible op: written in
-`kiln.ir.language`, from which oracle, C and Triton come) or a *reference* (a primitive op: NumPy, with hand-scheduled kernels elsewhere).
-A `Recipe` is an Op whose body calls other ops. Importing this module needs NumPy only.
+An `Op` has operands (tensors and scalars), compile-time attributes, a numerics contract and either a *body*
+(an expressible op: written in `kiln.ir.language`, from which oracle, C and Triton come) or a *reference* (a
+primitive op: NumPy, with hand-scheduled kernels elsewhere). A `Recipe` is an Op whose body calls other ops.
+Importing this module needs NumPy only.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from typing import Any, Literal
 from kiln.ir.dtypes import DType
 
 Expr = int | list["Expr | str"]
-"""A closed integer expression, as JSON: 3, ["dim", "N"], ["mul", 2, ["dim", "N"]], ["cdiv", a, b], ["roundup", a, b] …"""
+"""A closed integer expression, as JSON: 3, ["dim", "N"], ["mul", 2, ["dim", "N"]], ["cdiv", a, b],
+["roundup", a, b] …
+"""
 
 ANY = 0
 """Among the widths of a Ship: every width that is not named."""
 Role = Literal["in", "inout", "out"]
 Layout = Literal["rows", "dense", "strided", "nvfp4_128x4"]
-"""`rows`: inner stride 1, any row stride. `dense`: contiguous. `strided`: any row and column stride. `nvfp4_128x4`: swizzled scale blocks."""
+"""`rows`: inner stride 1, any row stride. `dense`: contiguous. `strided`: any row and column stride.
+`nvfp4_128x4`: swizzled scale blocks.
+"""
 
 
 @dataclass(frozen=True)
@@ -97,18 +102,26 @@ class Ship:
     absent: tuple[str, ...] = ()
     """Optional operands left out."""
     modes: tuple[Literal["exact", "fast"], ...] = ("exact",)
-    """`fast` adds a kernel with native functions and free order, under an envelope, where it is measurably faster."""
+    """`fast` adds a kernel with native functions and free order, under an envelope, where it is measurably
+    faster.
+    """
     rare: bool = False
-    """Kept out of backends where each kernel costs many kilobytes (a cubin: 15 KB for each of ten targets)."""
+    """Kept out of backends where each kernel costs many kilobytes (a cubin: 15 KB for each of ten
+    targets).
+    """
     latency: bool = False
     """Whether calls of few rows are worth kernels of their own."""
     unaligned: bool = False
-    """Whether operands that are not multiples of 16 bytes and elements are worth a kernel; else such a call is refused on CUDA."""
+    """Whether operands that are not multiples of 16 bytes and elements are worth a kernel; else such a
+    call is refused on CUDA.
+    """
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call of a pipeline: operands of the step's op bound to operands of the pipeline, scalars to scalars."""
+    """One call of a pipeline: operands of the step's op bound to operands of the pipeline, scalars to
+    scalars.
+    """
 
     op: Op
     bind: Mapping[str, str | None]
@@ -140,7 +153,9 @@ class Op:
     reference: Callable[..., Any] | None = None
     is_recipe: bool = False
     steps: Callable[[Mapping[str, Any]], tuple[Step, ...]] | None = None
-    """A pipeline, from attribute values: calls over different sets of rows, where one body over one row cannot say it."""
+    """A pipeline, from attribute values: calls over different sets of rows, where one body over one row
+    cannot say it.
+    """
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -17,4 +17,6 @@ STRUCTURAL = {
     "from_e4m3": (("code", ANY),),
     "absent": (),
 }
-"""Operations of the dialect that are not declared ops: memory, views and the conversions of kiln.ir.functions."""
+"""Operations of the dialect that are not declared ops: memory, views and the conversions of
+kiln.ir.functions.
+"""

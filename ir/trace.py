@@ -43,7 +43,11 @@ def attribute(value: bool | int | str) -> ir.Attribute:
     """An op attribute."""
     if isinstance(value, bool):
         return ir.BoolAttr.get(value)
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value) if isinstance(value, int) else ir.StringAttr.get(value)
+    return (
+        ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+        if isinstance(value, int)
+        else ir.StringAttr.get(value)
+    )
 
 
 def number(value: float | int, dtype: DType) -> ir.Attribute:
@@ -62,14 +66,18 @@ def plain(attr: ir.Attribute) -> bool | int | str:
 
 
 class GraphMachine:
-    """Runs a recipe: calls of ops become `kiln.<op>` operations over whole tensors. Anything else belongs into an op's body."""
+    """Runs a recipe: calls of ops become `kiln.<op>` operations over whole tensors. Anything else belongs
+    into an op's body.
+    """
 
     def __init__(self) -> None:
         self.absent: ir.Value | None = None
 
     def constant(self, value: float | int, dtype: DType) -> Value:
         """A scalar constant."""
-        op = ir.Operation.create("arith.constant", results=[element_type(dtype)], attributes={"value": number(value, dtype)})
+        op = ir.Operation.create(
+            "arith.constant", results=[element_type(dtype)], attributes={"value": number(value, dtype)}
+        )
         return Value(self, op.result, SCALAR, dtype)
 
     def emit(self, name: str, args: Sequence[Value], shape: Shape, dtype: DType, **attrs: Any) -> Value:
@@ -82,7 +90,9 @@ class GraphMachine:
             self.absent = ir.Operation.create("kiln.absent", results=[ir.NoneType.get()]).result
         return self.absent
 
-    def call(self, op: Op, args: dict[str, Any], dtypes: dict[str, DType], attrs: dict[str, Any]) -> list[Value | None]:
+    def call(
+        self, op: Op, args: dict[str, Any], dtypes: dict[str, DType], attrs: dict[str, Any]
+    ) -> list[Value | None]:
         """One `kiln.<op>` operation, verified at once so that the error points at the recipe's line."""
         at = where(3)
         try:
@@ -99,11 +109,16 @@ class GraphMachine:
                 for t, p in zip(op.outputs, present, strict=True)
             ]
             made = ir.Operation.create(
-                f"kiln.{op.name}", results=results, operands=operands, attributes={k: attribute(v) for k, v in attrs.items()}
+                f"kiln.{op.name}",
+                results=results,
+                operands=operands,
+                attributes={k: attribute(v) for k, v in attrs.items()},
             )
         outs: list[Value | None] = []
         for t, r, p in zip(op.outputs, made.results, present, strict=True):
-            outs.append(Value(self, r, signature.row_kind(op, t, attrs).shape, resolved[t.name]) if p else None)
+            outs.append(
+                Value(self, r, signature.row_kind(op, t, attrs).shape, resolved[t.name]) if p else None
+            )
         return outs
 
     def _scalar(self, scalar: Scalar, value: Any) -> ir.Value:
@@ -120,9 +135,16 @@ class RowMachine:
 
     def constant(self, value: float | int, dtype: DType) -> Value:
         """A scalar constant."""
-        return Value(self, self._op("arith.constant", [], element_type(dtype), value=number(value, dtype)), SCALAR, dtype)
+        return Value(
+            self,
+            self._op("arith.constant", [], element_type(dtype), value=number(value, dtype)),
+            SCALAR,
+            dtype,
+        )
 
-    def _op(self, name: str, operands: Sequence[ir.Value], result: ir.Type, **attributes: ir.Attribute) -> ir.Value:
+    def _op(
+        self, name: str, operands: Sequence[ir.Value], result: ir.Type, **attributes: ir.Attribute
+    ) -> ir.Value:
         made = ir.Operation.create(name, results=[result], operands=list(operands), attributes=attributes)
         out: ir.Value = made.result
         return out
@@ -152,7 +174,9 @@ class RowMachine:
         with location(where(3)):
             return Value(self, self._emit(name, args, shape, dtype, attrs), shape, dtype)
 
-    def _emit(self, name: str, args: Sequence[Value], shape: Shape, dtype: DType, attrs: dict[str, Any]) -> ir.Value:
+    def _emit(
+        self, name: str, args: Sequence[Value], shape: Shape, dtype: DType, attrs: dict[str, Any]
+    ) -> ir.Value:
         result = value_type(shape, dtype)
         match name:
             case "kiln.width":
@@ -167,19 +191,35 @@ class RowMachine:
                 return self._reshape(name, args[0], shape, result)
             case "tensor.extract_slice":
                 return self._pick(args[0], shape, result, int(attrs["offset"]))
-            case "kiln.half" | "kiln.take_row" | "kiln.take_element" | "kiln.take_columns" | "kiln.permute" | "kiln.columns" | "kiln.row":
+            case (
+                "kiln.half"
+                | "kiln.take_row"
+                | "kiln.take_element"
+                | "kiln.take_columns"
+                | "kiln.permute"
+                | "kiln.columns"
+                | "kiln.row"
+            ):
                 extra = {"index": attribute(attrs["index"])} if "index" in attrs else {}
                 return self._op(name, [a.data for a in args], result, **extra)
         operands = [self._broadcast(a, shape) for a in args]
         if name in ("arith.cmpf", "arith.cmpi"):
             table = CMPF if name == "arith.cmpf" else CMPI
             i64 = ir.IntegerType.get_signless(64)
-            return self._op(name, operands, result, predicate=ir.IntegerAttr.get(i64, table[attrs["predicate"]]))
+            return self._op(
+                name, operands, result, predicate=ir.IntegerAttr.get(i64, table[attrs["predicate"]])
+            )
         return self._op(name, operands, result)
 
     def _generic_broadcast(self, source: ir.Value, init: ir.Value) -> ir.Value:
         dims = ir.DenseI64ArrayAttr.get([1])
-        made = ir.Operation.create("linalg.broadcast", results=[init.type], operands=[source, init], attributes={"dimensions": dims}, regions=1)
+        made = ir.Operation.create(
+            "linalg.broadcast",
+            results=[init.type],
+            operands=[source, init],
+            attributes={"dimensions": dims},
+            regions=1,
+        )
         elements = [ir.RankedTensorType(v.type).element_type for v in (source, init)]
         block = made.regions[0].blocks.append(*elements)
         with ir.InsertionPoint(block):
@@ -194,8 +234,13 @@ class RowMachine:
         extents = [] if shape.fraction is None else [self.extent(shape.fraction)]
         init = self._op("tensor.splat", [identity, *extents], result)
         order = "pair_tree" if combiner == "arith.addf" else "any"
-        attributes = {"dimensions": ir.DenseI64ArrayAttr.get([0 if shape.is_scalar else 1]), "kiln.order": ir.StringAttr.get(order)}
-        made = ir.Operation.create("linalg.reduce", results=[result], operands=[x.data, init], attributes=attributes, regions=1)
+        attributes = {
+            "dimensions": ir.DenseI64ArrayAttr.get([0 if shape.is_scalar else 1]),
+            "kiln.order": ir.StringAttr.get(order),
+        }
+        made = ir.Operation.create(
+            "linalg.reduce", results=[result], operands=[x.data, init], attributes=attributes, regions=1
+        )
         block = made.regions[0].blocks.append(f32, f32)
         with ir.InsertionPoint(block):
             combined = self._op(combiner, [block.arguments[0], block.arguments[1]], f32)
@@ -215,19 +260,26 @@ class RowMachine:
 
     def _pick(self, x: Value, shape: Shape, result: ir.Type, offset: int) -> ir.Value:
         arrays = {
-            "static_offsets": [0, offset], "static_sizes": [DYNAMIC, 1], "static_strides": [1, 1], "operandSegmentSizes": [1, 0, 1, 0],
+            "static_offsets": [0, offset], "static_sizes": [DYNAMIC, 1], "static_strides": [1, 1],
+            "operandSegmentSizes": [1, 0, 1, 0],
         }  # fmt: skip
         attributes: dict[str, ir.Attribute] = {k: ir.DenseI64ArrayAttr.get(v) for k, v in arrays.items()}
         attributes["operandSegmentSizes"] = ir.DenseI32ArrayAttr.get(arrays["operandSegmentSizes"])
-        return self._op("tensor.extract_slice", [x.data, self.extent(shape.fraction or Fraction(1))], result, **attributes)
+        return self._op(
+            "tensor.extract_slice", [x.data, self.extent(shape.fraction or Fraction(1))], result, **attributes
+        )
 
     def call(self, op: Op, args: dict[str, Any], dtypes: dict[str, DType], attrs: dict[str, Any]) -> Any:
         """Inline another op's body."""
         return signature.apply_body(op, args, dtypes, attrs)
 
 
-def graph(op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: Sequence[str] = ()) -> ir.Module:
-    """The recipe graph of an op or recipe: `func.func @name` over whole tensors, verified. Needs a current context."""
+def graph(
+    op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: Sequence[str] = ()
+) -> ir.Module:
+    """The recipe graph of an op or recipe: `func.func @name` over whole tensors, verified. Needs a current
+    context.
+    """
     at = f"{op.body.__code__.co_filename}:{op.body.__code__.co_firstlineno}" if op.body else "declaration:1"
     with location(at):
         module = ir.Module.create()
@@ -252,7 +304,12 @@ def graph(op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: 
 
 
 def _graph_body(
-    op: Op, inputs: list[Tensor], block: ir.Block, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: Sequence[str]
+    op: Op,
+    inputs: list[Tensor],
+    block: ir.Block,
+    types: Mapping[str, DType],
+    attrs: Mapping[str, Any],
+    absent: Sequence[str],
 ) -> list[ir.Value]:
     machine = GraphMachine()
     values: dict[str, Any] = {
@@ -263,5 +320,11 @@ def _graph_body(
         values[s.name] = Value(machine, a, SCALAR, s.dtype)
     values |= {t.name: None for t in op.inputs if t.name in absent}
     chosen = {a.name: attrs.get(a.name, a.default) for a in op.attrs}
-    results = signature.apply_body(op, values, types, chosen) if op.is_recipe else machine.call(op, values, dict(types), chosen)
-    return [r.data for t, r in zip(op.outputs, results, strict=True) if t.name not in absent and r is not None]
+    results = (
+        signature.apply_body(op, values, types, chosen)
+        if op.is_recipe
+        else machine.call(op, values, dict(types), chosen)
+    )
+    return [
+        r.data for t, r in zip(op.outputs, results, strict=True) if t.name not in absent and r is not None
+    ]

@@ -1,4 +1,6 @@
-"""Activations, element-wise glue, casts and copies (KERNEL-EW-NORM-ACT): what each means. No target is named in this file."""
+"""Activations, element-wise glue, casts and copies (KERNEL-EW-NORM-ACT): what each means. No target is
+named in this file.
+"""
 
 from kiln.ir.dtypes import BF16, F16, F32, I32, I64
 from kiln.ir.language import Value, erf, halves, is_nan, logistic, select, take_row, tanh
@@ -45,7 +47,14 @@ def gelu_quick(x: Value) -> Value:
     return x * logistic(x * 1.702)
 
 
-ACTIVATIONS = {"silu": silu, "sigmoid": sigmoid, "relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_quick": gelu_quick}
+ACTIVATIONS = {
+    "silu": silu,
+    "sigmoid": sigmoid,
+    "relu": relu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_quick": gelu_quick,
+}
 """Activations by name, f32 to f32."""
 
 
@@ -75,7 +84,9 @@ def _gated_op(name: str, activation: str, ship: tuple[Ship, ...]) -> Op:
         return function(gate.to(F32)) * up.to(F32)
 
     operands = (Tensor("x", T, ("M", ["mul", 2, ["dim", "N"]])), Tensor("out", T, ("M", "N"), "out"))
-    return Op(name, FAMILY, operands, body=body, ship=ship, doc=f"{activation}(gate) * up of one [gate | up] row")
+    return Op(
+        name, FAMILY, operands, body=body, ship=ship, doc=f"{activation}(gate) * up of one [gate | up] row"
+    )
 
 
 SILU_AND_MUL = _gated_op("silu_and_mul", "silu", LATENCY)
@@ -114,7 +125,11 @@ SIGMOID_GATE = Op(
         Tensor("out", O, ("M", "N"), "out"),
     ),
     body=_sigmoid_gate,
-    ship=(Ship({"T": BF16, "U": F32, "O": BF16}), Ship({"T": BF16, "U": BF16, "O": BF16}), Ship({"T": F32, "U": F32, "O": BF16}, rare=True)),
+    ship=(
+        Ship({"T": BF16, "U": F32, "O": BF16}),
+        Ship({"T": BF16, "U": BF16, "O": BF16}),
+        Ship({"T": F32, "U": F32, "O": BF16}, rare=True),
+    ),
     doc="x * sigmoid(gate)",
 )
 
@@ -128,7 +143,12 @@ ADD = Op(
     FAMILY,
     (Tensor("a", T, ("M", "N")), Tensor("b", U, ("M", "N")), Tensor("out", U, ("M", "N"), "out")),
     body=_add,
-    ship=(Ship({"T": BF16, "U": BF16}, unaligned=True), Ship({"T": BF16, "U": F32}), Ship({"T": F32, "U": F32}), Ship({"T": F16, "U": F16}, rare=True)),
+    ship=(
+        Ship({"T": BF16, "U": BF16}, unaligned=True),
+        Ship({"T": BF16, "U": F32}),
+        Ship({"T": F32, "U": F32}),
+        Ship({"T": F16, "U": F16}, rare=True),
+    ),
     doc="a + b in f32, rounded once to b's type (the residual stream's)",
 )
 
@@ -171,7 +191,11 @@ MUL_COLUMNS = Op(
 SOFT_CAP = Op(
     "soft_cap",
     FAMILY,
-    (Tensor("x", T, ("M", "N")), Scalar("cap", F32, minimum=0.0, positive=True), Tensor("out", T, ("M", "N"), "out")),
+    (
+        Tensor("x", T, ("M", "N")),
+        Scalar("cap", F32, minimum=0.0, positive=True),
+        Tensor("out", T, ("M", "N"), "out"),
+    ),
     body=lambda x, cap: cap * tanh(x.to(F32) / cap),
     ship=(Ship({"T": BF16}), Ship({"T": F32})),
     doc="cap * tanh(x / cap)",
@@ -199,14 +223,18 @@ COPY = Op(
 EMBEDDING = Op(
     "embedding",
     FAMILY,
-    (Tensor("table", T, ("V", "N")), Tensor("ids", DTypeVar("I", (I32, I64)), ("M",)), Tensor("out", T, ("M", "N"), "out")),
+    (
+        Tensor("table", T, ("V", "N")),
+        Tensor("ids", DTypeVar("I", (I32, I64)), ("M",)),
+        Tensor("out", T, ("M", "N"), "out"),
+    ),
     body=lambda table, ids: take_row(table, ids),
     ship=tuple(Ship({"T": t, "I": i}) for t, i in ((BF16, I32), (BF16, I64))),
     doc="out[t] = table[ids[t]]",
 )
 
 OPS: tuple[Op, ...] = (
-    *UNARY, SILU_AND_MUL, GELU_AND_MUL, GELU_TANH_AND_MUL, SILU_MUL, SIGMOID_GATE, ADD, ADD_BIAS, MUL, MUL_SCALAR, MUL_COLUMNS, SOFT_CAP,
+    *UNARY, SILU_AND_MUL, GELU_AND_MUL, GELU_TANH_AND_MUL, SILU_MUL, SIGMOID_GATE, ADD, ADD_BIAS, MUL,
+    MUL_SCALAR, MUL_COLUMNS, SOFT_CAP,
     CAST, COPY, EMBEDDING,
 )  # fmt: skip
-

@@ -1,7 +1,8 @@
 """The fusion catalog (KERNEL-FUSION-FRAMEWORK): recipes, each declared once as a composition of ops.
 
-A recipe names what is fused, never a kernel. Its composite plan, its fused kernels for every target and its oracle come from this text; the
-roundings between the ops (a bf16 intermediate) are part of the result on every tier.
+A recipe names what is fused, never a kernel. Its composite plan, its fused kernels for every target and its
+oracle come from this text; the roundings between the ops (a bf16 intermediate) are part of the result on
+every tier.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,10 +40,14 @@ def recipe(name: str, operands: tuple[Any, ...], body: Callable[..., Any], **fie
     return Op(name, FAMILY, operands, body=body, is_recipe=True, **fields)
 
 
-def _normed(x: Value, weight: Value, residual: Value | None, eps: Value, gemma: bool, out: DType) -> tuple[Value, Value | None]:
+def _normed(
+    x: Value, weight: Value, residual: Value | None, eps: Value, gemma: bool, out: DType
+) -> tuple[Value, Value | None]:
     """The residual add (where there is a residual) and the norm."""
     stream = x if residual is None else call(act.ADD, x, residual)[0]
-    return call(norm.RMS_NORM, stream, weight, eps=eps, gemma=gemma, dtypes={"O": out})[0], None if residual is None else stream
+    return call(norm.RMS_NORM, stream, weight, eps=eps, gemma=gemma, dtypes={"O": out})[
+        0
+    ], None if residual is None else stream
 
 
 def _fused_add_rms_norm(gemma: bool) -> Callable[..., Any]:
@@ -60,7 +65,9 @@ def _add_rms_norm(name: str, gemma: bool, ship: tuple[Ship, ...]) -> Op:
     return recipe(name, operands, _fused_add_rms_norm(gemma), returns=("out", "residual"), ship=ship, doc=doc)
 
 
-FUSED_ADD_RMS_NORM = _add_rms_norm("fused_add_rms_norm", True, (Ship(BF16_NORM, widths=(*GEMMA_WIDTHS, ANY)),))
+FUSED_ADD_RMS_NORM = _add_rms_norm(
+    "fused_add_rms_norm", True, (Ship(BF16_NORM, widths=(*GEMMA_WIDTHS, ANY)),)
+)
 FUSED_ADD_RMS_NORM_STD = _add_rms_norm(
     "fused_add_rms_norm_std",
     False,
@@ -77,7 +84,15 @@ def _rms_norm_quant_fp8(
 
 RMS_NORM_QUANT_FP8 = recipe(
     "rms_norm_quant_fp8",
-    (X, WEIGHT, OPTIONAL_RESIDUAL, norm.EPS, quant.SCALE, FP8_OUT, Tensor("normed", BF16, ("M", "N"), "out", optional=True)),
+    (
+        X,
+        WEIGHT,
+        OPTIONAL_RESIDUAL,
+        norm.EPS,
+        quant.SCALE,
+        FP8_OUT,
+        Tensor("normed", BF16, ("M", "N"), "out", optional=True),
+    ),
     _rms_norm_quant_fp8,
     attrs=(Attr("gemma", (False, True), True),),
     returns=("out", "residual", "normed"),
@@ -91,7 +106,9 @@ RMS_NORM_QUANT_FP8 = recipe(
 )
 
 
-def _rms_norm_gated_quant_fp8(x: Value, gate: Value, weight: Value, eps: Value, scale: Value, activation: str) -> Value:
+def _rms_norm_gated_quant_fp8(
+    x: Value, gate: Value, weight: Value, eps: Value, scale: Value, activation: str
+) -> Value:
     normed = call(norm.RMS_NORM_GATED, x, gate, weight, eps=eps, activation=activation, dtypes={"O": BF16})[0]
     return call(quant.QUANT_FP8_STATIC, normed, scale=scale)[0]
 
@@ -190,10 +207,22 @@ def _fp4_recipes(swizzled: bool) -> tuple[Op, ...]:
     end = quant.suffix(swizzled)
 
     def silu_mul(gate: Value, up: Value, global_scale_inv: Value) -> tuple[Value, ...]:
-        return tuple(call(quantize, call(act.SILU_MUL, gate, up, dtypes={"O": BF16})[0], global_scale_inv=global_scale_inv))
+        return tuple(
+            call(
+                quantize,
+                call(act.SILU_MUL, gate, up, dtypes={"O": BF16})[0],
+                global_scale_inv=global_scale_inv,
+            )
+        )
 
     def sigmoid_gate(x: Value, gate: Value, global_scale_inv: Value) -> tuple[Value, ...]:
-        return tuple(call(quantize, call(act.SIGMOID_GATE, x, gate, dtypes={"O": BF16})[0], global_scale_inv=global_scale_inv))
+        return tuple(
+            call(
+                quantize,
+                call(act.SIGMOID_GATE, x, gate, dtypes={"O": BF16})[0],
+                global_scale_inv=global_scale_inv,
+            )
+        )
 
     def add_norm(
         x: Value, weight: Value, residual: Value | None, eps: Value, global_scale_inv: Value, gemma: bool
@@ -205,21 +234,48 @@ def _fp4_recipes(swizzled: bool) -> tuple[Op, ...]:
     gated = (X, Tensor("gate", U, ("M", "N"), doc="f32 stays unrounded"))
     fields = {"constraints": (quant.BY16,)}
     return (
-        recipe(f"silu_mul_fp4_quant{end}", (*tensors, quant.GLOBAL_SCALE_INV, *outputs), silu_mul, ship=(Ship({"T": BF16}, modes=("exact", "fast")),),
-               doc="NVFP4 of the bf16 silu(gate) * up", **fields),
-        recipe(f"sigmoid_gate_fp4_quant{end}", (*gated, quant.GLOBAL_SCALE_INV, *outputs), sigmoid_gate,
-               ship=(Ship({"T": BF16, "U": F32}),), doc="NVFP4 of the bf16 x * sigmoid(gate)", **fields),
-        recipe(f"rms_norm_fp4_quant{end}", (X, WEIGHT, OPTIONAL_RESIDUAL, norm.EPS, quant.GLOBAL_SCALE_INV, *outputs), add_norm,
-               attrs=(norm.GEMMA,), returns=("packed", "scales", "residual"),
-               ship=(Ship(BF16_NORM, widths=(4096, 5120)), Ship(BF16_NORM, absent=("residual",), rare=True)),
-               doc="(residual += x;) NVFP4 of the bf16 norm", **fields),
-    )  # fmt: skip
+        recipe(
+            f"silu_mul_fp4_quant{end}",
+            (*tensors, quant.GLOBAL_SCALE_INV, *outputs),
+            silu_mul,
+            ship=(Ship({"T": BF16}, modes=("exact", "fast")),),
+            doc="NVFP4 of the bf16 silu(gate) * up",
+            **fields,
+        ),
+        recipe(
+            f"sigmoid_gate_fp4_quant{end}",
+            (*gated, quant.GLOBAL_SCALE_INV, *outputs),
+            sigmoid_gate,
+            ship=(Ship({"T": BF16, "U": F32}),),
+            doc="NVFP4 of the bf16 x * sigmoid(gate)",
+            **fields,
+        ),
+        recipe(
+            f"rms_norm_fp4_quant{end}",
+            (X, WEIGHT, OPTIONAL_RESIDUAL, norm.EPS, quant.GLOBAL_SCALE_INV, *outputs),
+            add_norm,
+            attrs=(norm.GEMMA,),
+            returns=("packed", "scales", "residual"),
+            ship=(Ship(BF16_NORM, widths=(4096, 5120)), Ship(BF16_NORM, absent=("residual",), rare=True)),
+            doc="(residual += x;) NVFP4 of the bf16 norm",
+            **fields,
+        ),
+    )
 
 
 FP4_RECIPES = (*_fp4_recipes(swizzled=False), *_fp4_recipes(swizzled=True))
 
+
 def _rms_norm_rope(
-    x: Value, weight: Value, positions: Value, cos_sin: Value, eps: Value, heads: Value, rotary_dim: int, neox: bool, gemma: bool
+    x: Value,
+    weight: Value,
+    positions: Value,
+    cos_sin: Value,
+    eps: Value,
+    heads: Value,
+    rotary_dim: int,
+    neox: bool,
+    gemma: bool,
 ) -> Value:
     normed = call(norm.RMS_NORM, x, weight, eps=eps, gemma=gemma, dtypes={"O": x.dtype})[0]
     return call(rope.ROPE, normed, positions, cos_sin, heads=heads, rotary_dim=rotary_dim, neox=neox)[0]
@@ -251,7 +307,9 @@ _K, _K_OUT, _K_HEADS = _head_operands("k", "k_out")
 _TOKENS: Expr = ["cdiv", ["dim", "Q_ROWS"], ["dim", "Q_HEADS"]]
 
 
-def _pipeline_step(op: Op, name: str, source: str, extra: Mapping[str, str], attrs: Mapping[str, Any]) -> Step:
+def _pipeline_step(
+    op: Op, name: str, source: str, extra: Mapping[str, str], attrs: Mapping[str, Any]
+) -> Step:
     bind = {"x": source, "weight": f"{name}_norm", "cos_sin": "cos_sin", "out": f"{name}_out", **extra}
     return Step(op, bind, {"eps": "eps", "heads": f"{name}_heads"}, attrs)
 
@@ -268,7 +326,8 @@ ATTN_QK_NORM_ROPE = Op(
     "attn_qk_norm_rope",
     FAMILY,
     (
-        _Q, NORMS[0], _K, NORMS[1], Tensor("cos_sin", F32, ("P", ["attr", "rotary_dim"])), Tensor("positions", I64, (_TOKENS,), layout="dense"),
+        _Q, NORMS[0], _K, NORMS[1], Tensor("cos_sin", F32, ("P", ["attr", "rotary_dim"])),
+        Tensor("positions", I64, (_TOKENS,), layout="dense"),
         norm.EPS, _Q_HEADS, _K_HEADS, _Q_OUT, _K_OUT,
     ),
     rows="Q_ROWS",
@@ -302,6 +361,8 @@ ATTN_QK_NORM_ROPE_GATE = Op(
 )  # fmt: skip
 
 OPS: tuple[Op, ...] = (
-    FUSED_ADD_RMS_NORM, FUSED_ADD_RMS_NORM_STD, RMS_NORM_QUANT_FP8, RMS_NORM_GATED_QUANT_FP8, SILU_MUL_QUANT_FP8, SILU_MUL_QUANT_FP8_GROUP,
-    RMS_NORM_QUANT_FP8_TOKEN, RMS_NORM_QUANT_FP8_GROUP, *FP4_RECIPES, RMS_NORM_ROPE, ATTN_QK_NORM_ROPE, ATTN_QK_NORM_ROPE_GATE,
+    FUSED_ADD_RMS_NORM, FUSED_ADD_RMS_NORM_STD, RMS_NORM_QUANT_FP8, RMS_NORM_GATED_QUANT_FP8,
+    SILU_MUL_QUANT_FP8, SILU_MUL_QUANT_FP8_GROUP,
+    RMS_NORM_QUANT_FP8_TOKEN, RMS_NORM_QUANT_FP8_GROUP, *FP4_RECIPES, RMS_NORM_ROPE, ATTN_QK_NORM_ROPE,
+    ATTN_QK_NORM_ROPE_GATE,
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Normalizations (KERNEL-EW-NORM-ACT): what each means. No target is named in this file.
 
-All arithmetic is f32 with one rounding on store; sums have the pair-tree order, `1/sqrt` is a correctly rounded square root and division.
+All arithmetic is f32 with one rounding on store; sums have the pair-tree order, `1/sqrt` is a correctly
+rounded square root and division.
 """
 
 from kiln.ir.dtypes import BF16, F16, F32
@@ -15,7 +16,9 @@ O = DTypeVar("O", (BF16, F16, F32))  # noqa: E741  the sheet's name for the outp
 GEMMA = Attr("gemma", (False, True), False, "scale by 1 + weight instead of weight")
 EPS = Scalar("eps", F32, default=1e-6, minimum=0.0, doc="added to the mean square")
 HIDDEN = (2048, 4096, 5120, 7168)
-"""Hidden sizes of the models the sheet names: 2048 (35B-A3B), 4096 (Llama-3.1-8B, Qwen3-8B), 5120 (27B), 7168 (DeepSeek-V3)."""
+"""Hidden sizes of the models the sheet names: 2048 (35B-A3B), 4096 (Llama-3.1-8B, Qwen3-8B), 5120 (27B),
+7168 (DeepSeek-V3).
+"""
 
 
 def inverse_rms(x: Value, eps: Value) -> Value:
@@ -39,7 +42,12 @@ def _rms_norm(x: Value, weight: Value | None, eps: Value, gemma: bool) -> Value:
 RMS_NORM = Op(
     name="rms_norm",
     family=FAMILY,
-    operands=(Tensor("x", T, ("M", "N")), Tensor("weight", W, ("N",), optional=True), EPS, Tensor("out", O, ("M", "N"), "out")),
+    operands=(
+        Tensor("x", T, ("M", "N")),
+        Tensor("weight", W, ("N",), optional=True),
+        EPS,
+        Tensor("out", O, ("M", "N"), "out"),
+    ),
     attrs=(GEMMA,),
     body=_rms_norm,
     ship=(
@@ -47,6 +55,7 @@ RMS_NORM = Op(
         Ship({"T": BF16, "W": BF16, "O": BF16}, {"gemma": True}, widths=(256, 2048, 5120)),
         Ship({"T": F32, "W": F32, "O": F32}),
         Ship({"T": BF16, "O": BF16}, absent=("weight",)),
+        Ship({"T": F32, "W": BF16, "O": BF16}),
         Ship({"T": BF16, "W": F32, "O": BF16}, rare=True),
         Ship({"T": F16, "W": F16, "O": F16}, rare=True),
         Ship({"T": F32, "W": F32, "O": F32}, {"gemma": True}, rare=True),
@@ -143,4 +152,3 @@ SOFTMAX = Op(
 )
 
 OPS: tuple[Op, ...] = (RMS_NORM, LAYER_NORM, RMS_NORM_GATED, L2_NORM, SOFTMAX)
-

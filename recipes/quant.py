@@ -1,11 +1,26 @@
-"""Activation quantization to fp8 and NVFP4 (KERNEL-EW-NORM-QUANT): what each op means. No target is named in this file.
+"""Activation quantization to fp8 and NVFP4 (KERNEL-EW-NORM-QUANT): what each op means. No target is named
+in this file.
 
-Activations multiply by the f32 reciprocal of the scale (a KV cache divides: the codes differ on ties). amax ignores NaN; NaN becomes 0x7f.
+Activations multiply by the f32 reciprocal of the scale (a KV cache divides: the codes differ on ties).
+amax ignores NaN; NaN becomes 0x7f.
 """
 
 from kiln.ir.dtypes import BF16, F16, F32, U8
 from kiln.ir.language import (
-    Value, absolute, from_e4m3, group, group_max, max_number, min_number, pick, row_max, select, spread, to_e2m1, to_e4m3, ungroup,
+    Value,
+    absolute,
+    from_e4m3,
+    group,
+    group_max,
+    max_number,
+    min_number,
+    pick,
+    row_max,
+    select,
+    spread,
+    to_e2m1,
+    to_e4m3,
+    ungroup,
 )  # fmt: skip
 from kiln.ir.spec import ANY, Attr, DTypeVar, Expr, Op, Scalar, Ship, Tensor
 
@@ -17,8 +32,17 @@ GROUP_FLOOR = 1e-10
 SIXTH = 0.16666667163372040
 """1/6 rounded to f32: the reciprocal of e2m1's largest value."""
 SCALE = Scalar("scale", F32, minimum=0.0, positive=True, doc="per tensor; codes hold x / scale")
-GLOBAL_SCALE_INV = Scalar("global_scale_inv", F32, minimum=0.0, positive=True, doc="448 * 6 / amax of the calibration")
-UPPER_BOUND = Scalar("upper_bound", F32, default=3.4028234663852886e38, minimum=0.0, positive=True, doc="largest amax a scale is made for")
+GLOBAL_SCALE_INV = Scalar(
+    "global_scale_inv", F32, minimum=0.0, positive=True, doc="448 * 6 / amax of the calibration"
+)
+UPPER_BOUND = Scalar(
+    "upper_bound",
+    F32,
+    default=3.4028234663852886e38,
+    minimum=0.0,
+    positive=True,
+    doc="largest amax a scale is made for",
+)
 GROUP = Attr("group", (64, 128), 128, "neighbours that share a scale")
 UE8M0 = Attr("ue8m0", (False, True), False, "round the scale up to a power of two")
 PACKED: Expr = ["floordiv", ["dim", "N"], 2]
@@ -53,7 +77,12 @@ def _quant_fp8_token(x: Value, upper_bound: Value) -> tuple[Value, Value]:
 QUANT_FP8_TOKEN = Op(
     "quant_fp8_per_token",
     FAMILY,
-    (Tensor("x", T, ("M", "N")), UPPER_BOUND, Tensor("out", U8, ("M", "N"), "out"), Tensor("scales", F32, ("M",), "out", "dense")),
+    (
+        Tensor("x", T, ("M", "N")),
+        UPPER_BOUND,
+        Tensor("out", U8, ("M", "N"), "out"),
+        Tensor("scales", F32, ("M",), "out", "dense"),
+    ),
     body=_quant_fp8_token,
     ship=(Ship({"T": BF16}, widths=(4096, 5120, 7168, ANY)), Ship({"T": F32}, rare=True)),
     doc="one scale per row: max(min(amax, upper_bound) / 448, 1 / (448 * 512))",
@@ -65,7 +94,9 @@ def _quant_fp8_group(x: Value, group: int, ue8m0: bool) -> tuple[Value, Value]:
 
 
 def quantize_groups(x: Value, size: int, ue8m0: bool) -> tuple[Value, Value]:
-    """Codes and one f32 scale per `size` neighbours: max(amax, 1e-10) / 448, optionally rounded up to a power of two on its bit pattern."""
+    """Codes and one f32 scale per `size` neighbours: max(amax, 1e-10) / 448, optionally rounded up to a
+    power of two on its bit pattern.
+    """
     groups = group(x.to(F32), size)
     scale = max_number(group_max(absolute(groups)), GROUP_FLOOR) / FP8_MAX
     if ue8m0:
@@ -82,8 +113,11 @@ QUANT_FP8_GROUP = Op(
     constraints=(BY_GROUP,),
     body=_quant_fp8_group,
     ship=(
-        Ship({"T": BF16}), Ship({"T": BF16}, {"group": 64}), Ship({"T": BF16}, {"ue8m0": True}), Ship({"T": F32}, rare=True),
-    ),  # fmt: skip
+        Ship({"T": BF16}),
+        Ship({"T": BF16}, {"group": 64}),
+        Ship({"T": BF16}, {"ue8m0": True}),
+        Ship({"T": F32}, rare=True),
+    ),
     doc="one scale per 64 or 128 neighbours",
 )
 
@@ -126,4 +160,10 @@ def _fp4_op(swizzled: bool) -> Op:
 
 SCALED_FP4_QUANT, SCALED_FP4_QUANT_SWIZZLED = (_fp4_op(s) for s in (False, True))
 
-OPS: tuple[Op, ...] = (QUANT_FP8_STATIC, QUANT_FP8_TOKEN, QUANT_FP8_GROUP, SCALED_FP4_QUANT, SCALED_FP4_QUANT_SWIZZLED)
+OPS: tuple[Op, ...] = (
+    QUANT_FP8_STATIC,
+    QUANT_FP8_TOKEN,
+    QUANT_FP8_GROUP,
+    SCALED_FP4_QUANT,
+    SCALED_FP4_QUANT_SWIZZLED,
+)

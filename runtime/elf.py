@@ -219,19 +219,21 @@ def _read_sections(data: bytes, shoff: int, shnum: int, shentsize: int, shstrndx
     )
 
 
-_SHARED = frozenset({".nv.merc.nv.constant.pic", ".nv.constant4"})
+def _may_share(name: str) -> bool:
+    twin = name.removeprefix(".nv.merc")
+    return "debug" in name or twin.startswith((".nv.constant", ".nv.global"))
 
 
 def _check_cover(data: bytes, sections: tuple[Section, ...], *tables: tuple[int, int]) -> None:
     """Refuse parts that share bytes, and a file that goes on after its last part.
 
-    Debug sections may share theirs: from sm_100 on ptxas lays `.nv.merc.debug_str` over `.debug_str`, and so
-    on; so do `.nv.merc.nv.constant.pic` and `.nv.constant4` of kernels with a table of call targets.
+    Data sections may share theirs with their `.nv.merc` twins: from sm_100 on ptxas lays
+    `.nv.merc.debug_str` over `.debug_str`, and so on. Code may not.
     """
     parts = [(0, _HEADER.size, "the ELF header", False)]
     parts += [(start, size, "a table of headers", False) for start, size in tables if size]
     parts += [
-        (s.offset, s.size, f"section {s.name!r}", "debug" in s.name or s.name in _SHARED)
+        (s.offset, s.size, f"section {s.name!r}", _may_share(s.name))
         for s in sections
         if s.kind != SHT_NOBITS and s.size and s.kind
     ]

@@ -14,7 +14,9 @@ Golden = Callable[[str, str], None]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register --update-golden."""
-    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files with what is found")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite the golden files with what is found"
+    )
 
 
 @pytest.fixture
@@ -30,6 +32,8 @@ def golden(request: pytest.FixtureRequest) -> Golden:
             path.write_text(text, "utf-8")
             return
         assert path.is_file(), f"{path} is missing; run pytest --update-golden, and read what it wrote"
-        assert text == path.read_text("utf-8"), f"differs from {path}; if that is meant, run pytest --update-golden"
+        assert text == path.read_text("utf-8"), (
+            f"differs from {path}; if that is meant, run pytest --update-golden"
+        )
 
     return check

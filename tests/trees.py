@@ -130,7 +130,7 @@ def cpu_kernel(
     """KERNEL entry and shared object of a CPU kernel of `source`."""
     data = shared_object(source, f"{target.removeprefix('cpu-')}-linux-gnu.2.17", *options)
     code = measured_resources(read_artifact(target, data), entry)
-    tier, features = ("x86-64", ["sse2"]) if target == "cpu-x86_64" else ("aarch64", ["asimd"])
+    tier, features = ("x86-64", ["sse2"]) if target == "cpu-x86_64" else ("neon", ["asimd"])
     entries = {
         **_entry(entry, "generic", entry, "rows.so", data),
         "params": [p for p in params(entry) if p["kind"] != "null"],

@@ -73,6 +73,7 @@ def document(report: BuildReport) -> dict[str, Any]:
         "root": report.root_digest,
         "generation": report.generation,
         "changed": list(report.changed),
+        "unserved": list(report.unserved),
         "kernels": [_kernel(k) for k in report.kernels],
     }
 
@@ -101,6 +102,7 @@ def summary(report: BuildReport, everything: bool) -> str:
     kept = (
         f"{plural(len(report.kernels), 'kernel')} in {report.out}, generation {report.generation}, {changed}"
     )
+    parts += ["\n".join(report.unserved)] if report.unserved else []
     return "\n\n".join([*parts, f"{kept}\nroot {report.root_digest}"])
 
 

@@ -129,12 +129,16 @@ class Campaign:
         if result.skipped is not None:
             return
         if candidate.op not in self.ops:
-            result.faults.append("no catalog declares this op, so nothing says what it computes; give --catalog")
+            result.faults.append(
+                "no catalog declares this op, so nothing says what it computes; give --catalog"
+            )
             return
         judge = Judge(self._operation(candidate.op), self.library.device.ordinal)
         callees = self._callees(candidate)
         kernels = [c for o in callees for c in o.candidates if isinstance(c, Kernel)]
-        deriver = Deriver(judge, candidate, sorted(constants(k.when for k in kernels)), self.styles, self.limit)
+        deriver = Deriver(
+            judge, candidate, sorted(constants(k.when for k in kernels)), self.styles, self.limit
+        )
         for number, case in deriver.cases():
             self._call(candidate, case, result, answers)
             for again in range(1, AGAIN):
@@ -149,9 +153,7 @@ class Campaign:
             never = "no call could be derived that selects it: its predicate cannot be met"
             result.faults.append(self.broken or result.unanswered or never)
 
-    def _call(
-        self, candidate: Kernel | Plan, case: Case, result: Result, answers: dict[str, Answer]
-    ) -> None:
+    def _call(self, candidate: Kernel | Plan, case: Case, result: Result, answers: dict[str, Answer]) -> None:
         if self.broken is not None:
             return
         operation = self._operation(candidate.op)
@@ -194,9 +196,7 @@ class Campaign:
     def _counts(self, candidate: Kernel | Plan) -> dict[tuple[str, str], int]:
         return {(o.name, v): n[0] for o in self._callees(candidate) for v, n in o.counts.items()}
 
-    def _ran_since(
-        self, candidate: Kernel | Plan, before: Mapping[tuple[str, str], int]
-    ) -> Iterator[Kernel]:
+    def _ran_since(self, candidate: Kernel | Plan, before: Mapping[tuple[str, str], int]) -> Iterator[Kernel]:
         for operation in self._callees(candidate):
             for kernel in operation.candidates:
                 key = (operation.name, kernel.variant)
@@ -217,11 +217,7 @@ class Campaign:
 
     def _missing(self, callees: Sequence[Operation]) -> list[Kernel]:
         kernels = (c for o in callees for c in o.candidates if isinstance(c, Kernel))
-        return [
-            k
-            for k in kernels
-            if self.library.device.refusal(k) is None and self._cases(k) < ENOUGH
-        ]
+        return [k for k in kernels if self.library.device.refusal(k) is None and self._cases(k) < ENOUGH]
 
     def _cases(self, kernel: Kernel) -> int:
         result = self.results.get((kernel.op, kernel.variant))
@@ -249,5 +245,7 @@ def targets_of(library: Library, wanted: Sequence[str] | None) -> list[str]:
     for target in wanted or ():
         if target not in library.targets:
             listed = ", ".join(library.targets)
-            raise UnavailableError(f"{library.device.label} does not run {target} of this tree; it runs {listed}.")
+            raise UnavailableError(
+                f"{library.device.label} does not run {target} of this tree; it runs {listed}."
+            )
     return list(wanted or library.targets)

@@ -20,7 +20,7 @@ from kiln.runtime.entities import DTypeVar, Kernel, Plan, Scalar, Signature, Ten
 from kiln.runtime.errors import KilnError
 from kiln.runtime.expr import Env, compile_expr
 from kiln.runtime.operation import Operation
-from kiln.tools.pools import Variable, atoms, pool, variables
+from kiln.tools.pools import Variable, atoms, indexed_dims, pool, table_dims, variables
 
 Layout = Literal["dense", "padded", "ragged", "columns", "alias"]
 """Where operands lie: `padded` has row strides and addresses that are multiples of 16 elements, `ragged` of
@@ -32,6 +32,9 @@ PAGE = 256
 MOST_ELEMENTS = 1 << 17
 """Elements of all operands of a call, unless the candidate's own sizes are larger."""
 TRIES = 60
+"""Draws of a call's sizes."""
+PATIENCE = 8
+"""Draws for which a style's own layout is insisted on."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Judge:
-    """Who says whether a call selects a candidate: an op on a device, asked about memory that is not there."""
+    """Who says whether a call selects a candidate: an op on a device, asked about memory that is none."""
 
     operation: Operation
     device: int
@@ -158,6 +161,8 @@ class Deriver:
         self.attrs = _attrs(sig, candidate)
         self.pools = [(v, pool(sig, candidate, v, self.attrs, factors)) for v in variables(sig)]
         self.swizzled = any(t.layout == "nvfp4_128x4" for t in sig.tensors)
+        # Without an index operand, the number of the row says which row of a table is taken.
+        self.by_row = set() if indexed_dims(sig) else table_dims(sig)
         # Not the name: entries of several ISA tiers get the same calls, whose answers are computed once.
         self.seed = crc32(f"{candidate.op} {candidate.when!r}".encode())
 
@@ -183,12 +188,14 @@ class Deriver:
             draft = _draft(sig, self.candidate, seed, self.attrs)
             for variable, values in self.pools:
                 variable.put(draft.env, self._draw(variable, values, style, attempt, rng))
+            for dim in self.by_row:
+                draft.env.dims[dim] = max(draft.env.dims[dim], draft.env.dims[sig.rows])
             _numbers(sig, draft.env, seed)
             limit = self.limit << (attempt // 12)
             if self.swizzled and style.rows > 128:
                 # More than one block of 128 rows, whatever the width.
                 limit = max(limit, self.limit << 5)
-            case = _placed(self.judge, self.candidate, draft, style, seed, limit)
+            case = _placed(self.judge, self.candidate, draft, style, seed, limit, attempt >= PATIENCE)
             if case is not None:
                 return case
         return None
@@ -204,6 +211,10 @@ class Deriver:
             if style.wide and attempt < 4:
                 fitting = sorted(v for v in values if v * style.rows <= self.limit // 2)
                 return fitting[max(-1 - attempt, -len(fitting))] if fitting else min(values)
+            edge = [v for v in values if v % 32 == 1 and v > 1]
+            if style.layout == "ragged" and edge and attempt < 4:
+                # One more than what vectors and tiles divide.
+                return edge[int(rng.integers(len(edge)))]
         elif style.least and attempt < 4:
             return min(values)
         return values[int(rng.integers(len(values)))]
@@ -224,12 +235,16 @@ def _draft(sig: Signature, candidate: Kernel | Plan, seed: int, attrs: Mapping[s
         pointers = [p for p in candidate.params if p.kind == "ptr" and p.operand is not None]
         asked = {**{p.operand or "": p.dtype for p in pointers}, **asked}
         presence = {t.name: t.name in asked for t in sig.tensors if t.optional} | presence
-    chosen = {t.dtype.var: asked[t.name] for t in sig.tensors if isinstance(t.dtype, DTypeVar) and t.name in asked}
+    chosen = {
+        t.dtype.var: asked[t.name] for t in sig.tensors if isinstance(t.dtype, DTypeVar) and t.name in asked
+    }
     for t in sig.tensors:
         if t.optional and not presence.get(t.name, seed % 2 == 0):
             continue
         if isinstance(t.dtype, DTypeVar):
-            draft.dtypes[t.name] = chosen.setdefault(t.dtype.var, t.dtype.choices[seed % len(t.dtype.choices)])
+            draft.dtypes[t.name] = chosen.setdefault(
+                t.dtype.var, t.dtype.choices[seed % len(t.dtype.choices)]
+            )
         else:
             draft.dtypes[t.name] = t.dtype
     return draft
@@ -251,16 +266,21 @@ def number(o: Scalar, seed: int) -> float:
 
 
 def _placed(
-    judge: Judge, candidate: Kernel | Plan, draft: _Draft, style: Style, seed: int, limit: int
+    judge: Judge, candidate: Kernel | Plan, draft: _Draft, style: Style, seed: int, limit: int, hurried: bool
 ) -> Case | None:
+    """The case if it is legal; only in the style's own layout unless `hurried`."""
     sig = judge.operation.sig
-    for layout in dict.fromkeys((style.layout, "padded", "dense")):
+    nearest: tuple[Layout, ...] = (style.layout, "padded", "dense")
+    for layout in dict.fromkeys(nearest if hurried else nearest[:1]):
         try:
             slots, size = place(sig, draft.env, draft.dtypes, layout)
         except KilnError:
             return None
         if sum(prod(s.shape) for s in slots) > limit:
             return None
+        if layout == "columns" and any(s.shape[-1] == 1 for s in slots if s.tensor.layout == "strided"):
+            # One column says nothing of how far the next one is.
+            continue
         case = Case(
             candidate.op,
             candidate.variant,

@@ -27,7 +27,14 @@ from kiln.tools.declared import add_catalog_option, catalogs, declared
 from kiln.tools.evidence import Proofs, Ran
 from kiln.tools.machine import describe
 from kiln.tools.memory import rig_for
-from kiln.tools.trees import add_selection_options, add_tree_option, default_tree, matches, record_proofs, require_matches
+from kiln.tools.trees import (
+    add_selection_options,
+    add_tree_option,
+    default_tree,
+    matches,
+    record_proofs,
+    require_matches,
+)
 
 SHOWN = 20
 """Faults that the summary prints; --json has all."""
@@ -45,7 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--evidence", action="store_true", help="record in the tree what was seen, by artifact digest"
     )
     parser.add_argument(
-        "--interpret", action="store_true", help="run generated Triton sources in Triton's interpreter instead"
+        "--interpret",
+        action="store_true",
+        help="run generated Triton sources in Triton's interpreter instead",
     )
 
 
@@ -63,7 +72,11 @@ def run(args: argparse.Namespace) -> int:
         require_matches(args.op, library.ops)
         faults = damage(root, targets)
         if faults:
-            emit(args, {"ok": False, "damage": faults}, "\n".join([*faults, "the tree is damaged: nothing was run"]))
+            emit(
+                args,
+                {"ok": False, "damage": faults},
+                "\n".join([*faults, "the tree is damaged: nothing was run"]),
+            )
             return 1
         results = test(library, targets, ops, args.op)
         label = describe(library.device)
@@ -82,9 +95,7 @@ def damage(root: Path, targets: Sequence[str]) -> list[str]:
         return [f"{f.file}: {f.why}" for t in targets for f in verify_target(folder, t, index)]
 
 
-def test(
-    library: Library, targets: Sequence[str], ops: Any, globs: Sequence[str] | None
-) -> list[Result]:
+def test(library: Library, targets: Sequence[str], ops: Any, globs: Sequence[str] | None) -> list[Result]:
     """The results of every selected kernel and plan."""
     rig = rig_for(library.device)
     note(f"operands are {rig.kind} on {library.device.label}")
@@ -156,7 +167,9 @@ def summary(results: Sequence[Result], label: tuple[str, str], seconds: float) -
         ran = [r for r in of_op if not r.skipped]
         worst = max((r.error for r in ran), default=0.0)
         kinds = "/".join(sorted({r.contract.kind for r in ran}))
-        rows.append([target, op, len(ran), len(of_op) - len(ran), sum(r.cases for r in ran), kinds, worst, failed])
+        rows.append(
+            [target, op, len(ran), len(of_op) - len(ran), sum(r.cases for r in ran), kinds, worst, failed]
+        )
     heads = ["target", "op", "variants", "skipped", "cases", "contract", "worst", "failed"]
     faults = [f"{r.op}.{r.variant}: {fault}" for r in results for fault in r.faults]
     lines = [table(heads, rows, width()), ""]

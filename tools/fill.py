@@ -18,8 +18,8 @@ Rng: TypeAlias = np.random.Generator
 
 TINY = (1e-45, -1e-45, 1.1754942e-38, -1.1754944e-38, 3e-41, 6e-8, -6.1e-5)
 SPECIALS = (
-    0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -1.0, 0.5, 2.5, 448.0, -449.0, 464.0, 6.0, 3.4028235e38, -3.4028235e38,
-    65504.0, 1e10, 88.0, -88.8, -104.0, 20.0, 0.625, 3.92, 87.0, -86.64, *TINY,
+    0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -1.0, 0.5, 2.5, 448.0, -449.0, 464.0, 6.0, 3.4028235e38,
+    -3.4028235e38, 65504.0, 1e10, 88.0, -88.8, -104.0, 20.0, 0.625, 3.92, 87.0, -86.64, *TINY,
 )  # fmt: skip
 """Values where functions change branch, types end and rounding ties."""
 
@@ -33,7 +33,7 @@ def _wide(rng: Rng, shape: tuple[int, ...]) -> Array:
 
 
 def _zeros(rng: Rng, shape: tuple[int, ...]) -> Array:
-    return np.where(rng.random(shape) < 0.5, 0.0, -0.0)
+    return np.where(rng.random(shape) < rng.choice((0.0, 0.5)), 0.0, -0.0)
 
 
 def _ties(rng: Rng, shape: tuple[int, ...]) -> Array:

@@ -13,13 +13,16 @@ import hashlib
 import importlib.util
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kiln.backends.cuda.backend import CudaBackend
 from kiln.backends.cuda.compile import Source, generated
@@ -31,12 +34,9 @@ from kiln.compiler.plan import variant_name
 from kiln.compiler.signatures import signature_json
 from kiln.compiler.target import TARGETS
 from kiln.ir.dtypes import DTYPES
-from kiln.ir.record import reduces_rows
 from kiln.ir.spec import Op, Ship
 from kiln.runtime.cpu import CpuDevice
-from kiln.runtime.entities import Kernel, Manifest
-from kiln.runtime.manifest import canonical_json, parse_manifest
-from kiln.runtime.operation import Operation
+from kiln.runtime.entities import Kernel
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.targets import cpu_count
 from kiln.tools.campaign import Campaign, Result
@@ -46,10 +46,13 @@ from kiln.tools.declared import catalogs
 from kiln.tools.evidence import Interpreted, Proofs
 from kiln.tools.interpreter import Address, enter, number
 from kiln.tools.memory import HostRig
+from kiln.tools.shelf import Shelf
 from kiln.tools.trees import Tree, matches, read_tree, record_proofs, require_matches
 
 TILE = 128
 """Columns of a tile: the least that holds a group of every size."""
+ROWS, TALL = 4, 32
+"""Rows of a tile; of a tile where rows come in blocks of 128, all of which are visited."""
 STYLES = (
     Style(3, "dense", "mixed"),
     Style(130, "padded", "normal"),
@@ -60,7 +63,7 @@ STYLES = (
 )
 FEW = tuple(Style(min(s.rows, 17), s.layout, s.fill, s.wide, s.least) for s in STYLES)
 """Where no operand comes in blocks of 128 rows."""
-MOST_ELEMENTS = 1 << 11
+MOST_ELEMENTS = 1 << 13
 PLACE = "sm_90a"
 """Interpreted kernels are put into a manifest of this name; nothing depends on which."""
 FAST = {"kind": "envelope", "rel_l2": 2.0**-8, "max_eps": 2.0}
@@ -111,19 +114,26 @@ def origins(op: Op, names: tuple[str, ...], targets: Sequence[str]) -> list[Orig
 
 def _origin(op: Op, ops: Mapping[str, Op], job: Job) -> Origin:
     payload = job.payload
-    ship = Ship({k: DTYPES[v] for k, v in payload["types"].items()}, payload["attrs"], absent=tuple(payload["absent"]))
-    whole = reduces_rows(op, ship.dtypes, ship.attrs, ship.absent)
+    ship = Ship(
+        {k: DTYPES[v] for k, v in payload["types"].items()}, payload["attrs"], absent=tuple(payload["absent"])
+    )
     mode = payload["schedule"]["mode"]
-    small = Schedule(TILE, 2 if whole else 1, 1, hinted=False, mode=mode)
+    small = Schedule(TILE, TALL if _in_blocks(op) else ROWS, 1, hinted=False, mode=mode)
     _, source = generated(op, ops, {**payload, "schedule": vars(small)}, TARGETS[job.target])
     variant = f"{variant_name(ship)}{'_fast' if mode == 'fast' else ''}_{job.target}"
     return Origin(source.text, _entry(op, variant, source), source.constants)
 
 
+def _in_blocks(op: Op) -> bool:
+    return any(t.layout == "nvfp4_128x4" for t in op.tensors)
+
+
 def _entry(op: Op, variant: str, source: Source) -> dict[str, Any]:
     """The source's KERNEL entry; what describes a cubin is made up."""
     digest = hashlib.sha256(source.text.encode()).hexdigest()
-    resources = dict.fromkeys(("registers", "spill_stores", "spill_loads", "stack", "static_shared", "code_bytes"), 0)
+    resources = dict.fromkeys(
+        ("registers", "spill_stores", "spill_loads", "stack", "static_shared", "code_bytes"), 0
+    )
     contract = FAST if source.entry["mode"] == "fast" else signature_json(op)["contract"]
     return {
         "op": op.name,
@@ -188,7 +198,9 @@ class InterpretedLauncher:
                 given[p.name] = Address(value, DTYPES[p.dtype].triton)
             else:
                 given[p.name] = number(value) if p.dtype == "f32" else value
-        self.function[self.recipe.grid](**given)
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            self.function[self.recipe.grid](**given)
 
 
 @lru_cache(maxsize=256)
@@ -202,62 +214,57 @@ def _module(text: str) -> Any:
             raise ImportError(f"the generated source cannot be loaded from {path}")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        for value in vars(module).values():
-            # Reads the file while it is there.
-            getattr(value, "rewritten", lambda: None) if callable(getattr(value, "fn", None)) else None
+        for function in list(vars(module).values()):
+            if hasattr(function, "rewrite"):
+                # Now, while the file is there.
+                function.rewrite()
     return module
 
 
-class Shelf:
-    """The interpreted kernels of one op, offered as a library offers real ones."""
+def shelf(op: Op, sources: Sequence[Origin]) -> Shelf:
+    """The interpreted kernels of one op."""
+    device = InterpretedDevice({s.entry["variant"]: s for s in sources})
+    return Shelf(op, PLACE, [s.entry for s in sources], device, lambda kernel: device.load(kernel, b""))
 
-    disabled: frozenset[str] = frozenset()
 
-    def __init__(self, op: Op, sources: Sequence[Origin]) -> None:
-        self.device = InterpretedDevice({s.entry["variant"]: s for s in sources})
-        document = {
-            "schema": 1,
-            "abi": 1,
-            "target": PLACE,
-            "toolchain": {},
-            "ops": {op.name: signature_json(op)},
-            "kernels": sorted((s.entry for s in sources), key=lambda k: str(k["variant"])),
-            "recipes": [],
-            "sources": {},
-        }
-        self.manifests: dict[str, Manifest] = {PLACE: parse_manifest(canonical_json(document), PLACE)}
-        manifest = self.manifests[PLACE]
-        self._operation = Operation(op.name, manifest.ops[op.name], PLACE, list(manifest.kernels), self)
-
-    def operation(self, target: str, name: str) -> Operation:
-        """The op."""
-        return self._operation
-
-    def function(self, target: str, kernel: Kernel) -> Any:
-        """The kernel's function."""
-        return self.device.load(kernel, b"")
-
-    def check_open(self) -> None:
-        """It is never closed."""
+def campaign(op: Op, sources: Sequence[Origin], brief: bool = False) -> Campaign:
+    """The calls of every source, half of them if `brief`; in a process whose Triton interprets."""
+    styles = STYLES if _in_blocks(op) else FEW
+    styles = styles[1::2] if brief else styles
+    return Campaign(
+        shelf(op, sources),
+        PLACE,
+        {op.name: op},
+        HostRig(),
+        lambda _: True,
+        lambda _: None,
+        styles,
+        MOST_ELEMENTS,
+    )
 
 
 def interpret_op(name: str, names: tuple[str, ...], targets: tuple[str, ...]) -> list[Judged]:
     """Run every source of one op; in a process whose Triton interprets."""
     op = load(names).ops[name]
-    sources = origins(op, names, targets)
-    if not sources:
-        return []
-    blocks = any(t.layout == "nvfp4_128x4" for t in op.tensors)
-    styles = STYLES if blocks else FEW
-    campaign = Campaign(
-        Shelf(op, sources), PLACE, {name: op}, HostRig(), lambda _: True, lambda _: None, styles, MOST_ELEMENTS
-    )
+    return _interpret(op, origins(op, names, targets), brief=False)
+
+
+def interpret_first(name: str, names: tuple[str, ...], targets: tuple[str, ...]) -> list[Judged]:
+    """As `interpret_op`, of the op's first specialization alone and in half as many calls."""
+    op = load(names).ops[name]
+    first = next(s for s in op.ship if not s.rare)
+    return _interpret(op, origins(replace(op, ship=(first,)), names, targets), brief=True)
+
+
+def _interpret(op: Op, sources: Sequence[Origin], brief: bool) -> list[Judged]:
     by_variant = {s.entry["variant"]: s for s in sources}
-    return [_judged(r, by_variant[r.variant]) for r in campaign.run()]
+    return [_judged(r, by_variant[r.variant]) for r in campaign(op, sources, brief).run()] if sources else []
 
 
 def _judged(r: Result, source: Origin) -> Judged:
-    return Judged(r.op, r.variant, r.cases, r.error, tuple(r.faults), tuple(source.artifacts), r.contract.kind)
+    return Judged(
+        r.op, r.variant, r.cases, r.error, tuple(r.faults), tuple(source.artifacts), r.contract.kind
+    )
 
 
 def pool(workers: int) -> Executor:
@@ -265,7 +272,9 @@ def pool(workers: int) -> Executor:
     return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=enter)
 
 
-def interpret(names: tuple[str, ...], targets: Sequence[str], globs: Sequence[str] | None) -> Iterator[Judged]:
+def interpret(
+    names: tuple[str, ...], targets: Sequence[str], globs: Sequence[str] | None
+) -> Iterator[Judged]:
     """Every source of the selected ops."""
     ops = [op for op in load(names).ops.values() if op.body is not None and matches(op.name, globs)]
     with pool(min(cpu_count(), max(len(ops), 1))) as executor:
@@ -339,11 +348,19 @@ def summary(judged: Sequence[Judged], recorded: int | None, seconds: float) -> s
         of_op = [j for j in judged if j.op == op]
         failed = sum(bool(j.faults) for j in of_op)
         artifacts = sum(len(j.artifacts) for j in of_op)
-        rows.append([op, len(of_op), artifacts, sum(j.cases for j in of_op), max(j.error for j in of_op), failed])
+        rows.append(
+            [op, len(of_op), artifacts, sum(j.cases for j in of_op), max(j.error for j in of_op), failed]
+        )
     faults = [f"{j.op}.{j.variant}: {fault}" for j in judged for fault in j.faults]
-    lines = [table(["op", "sources", "artifacts", "cases", "worst", "failed"], rows, width()), "", *faults[:20]]
+    lines = [
+        table(["op", "sources", "artifacts", "cases", "worst", "failed"], rows, width()),
+        "",
+        *faults[:20],
+    ]
     failed = sum(bool(j.faults) for j in judged)
     verdict = f"{plural(failed, 'source')} failed" if failed else "all passed"
     written = f", {plural(recorded, 'proof')} recorded" if recorded is not None else ""
-    lines.append(f"{verdict}: {plural(len(judged), 'source')} in Triton's interpreter{written} ({seconds:.1f} s)")
+    lines.append(
+        f"{verdict}: {plural(len(judged), 'source')} in Triton's interpreter{written} ({seconds:.1f} s)"
+    )
     return "\n".join(lines)

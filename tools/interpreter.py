@@ -1,4 +1,4 @@
-"""NumPy arrays as the arguments of Triton's interpreter, without PyTorch, and repairs that let it compute what
+"""NumPy arrays as the arguments of Triton's interpreter, without PyTorch, and repairs: it then computes what
 a device computes.
 
 The interpreter copies each tensor argument to the host, runs the grid on raw addresses and copies back;
@@ -210,7 +210,8 @@ def _repair_casts() -> None:
 
 ARITHMETIC = (
     "create_fadd", "create_fsub", "create_fmul", "create_fdiv", "create_precise_divf", "create_fma",
-    "create_precise_sqrt", "create_sqrt", "create_minimumf", "create_maximumf", "create_minnumf", "create_maxnumf",
+    "create_precise_sqrt", "create_sqrt", "create_minimumf", "create_maximumf", "create_minnumf",
+    "create_maxnumf",
 )  # fmt: skip
 
 

@@ -13,7 +13,11 @@ from kiln.runtime.device import Device
 def describe(device: Device) -> tuple[str, str]:
     """(device, driver) names, printable."""
     if isinstance(device, CudaDevice):
-        name = bytes(device.driver.call("cuDeviceGetName", 128, device.device)).split(b"\0")[0].decode("ascii", "replace")
+        name = (
+            bytes(device.driver.call("cuDeviceGetName", 128, device.device))
+            .split(b"\0")[0]
+            .decode("ascii", "replace")
+        )
         cuda = f"CUDA {device.driver_version // 1000}.{device.driver_version % 1000 // 10}"
         version = re.search(r"\b(\d{3}\.\d+(\.\d+)?)\b", _text("/proc/driver/nvidia/version"))
         return name.strip(), f"{version[1]}, {cuda}" if version else cuda

@@ -19,8 +19,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 POISONS = (0xFF, 0x3C)
-"""What memory holds before the first and the second run: NaN in every float type, then a small number, so that
-an output that is never written cannot pass for an expected NaN."""
+"""What memory holds before the first and the second run: NaN in every float type, then a small number, so
+that an output that is never written cannot pass for an expected NaN."""
 
 
 def typed(block: Bytes, slot: Slot, dtype: str | None = None) -> Array:
@@ -106,9 +106,7 @@ class DriverRig:
         return {s.tensor.name: self._view(s) for s in case.slots}
 
     def _view(self, s: Slot) -> View:
-        return View(
-            self._pointer + s.offset, s.shape, s.strides, s.dtype, self._device.ordinal, False, self
-        )
+        return View(self._pointer + s.offset, s.shape, s.strides, s.dtype, self._device.ordinal, False, self)
 
     def get(self, size: int) -> Bytes:
         """See Rig.get."""

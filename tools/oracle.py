@@ -45,12 +45,16 @@ def expected(op: Op, case: Case, inputs: Mapping[str, Array], ideal: bool = Fals
         types = types_of(op, case)
         results = interpret.run(op, {**inputs, **scalars}, attrs=case.attrs, dtypes=types, ideal=ideal)
     present = {s.tensor.name: s for s in case.slots}
-    named = {t.name: r for t, r in zip(op.outputs, results, strict=True) if r is not None and t.name in present}
+    named = {
+        t.name: r for t, r in zip(op.outputs, results, strict=True) if r is not None and t.name in present
+    }
     if not ideal:
         for t in op.outputs:
             if t.layout == "nvfp4_128x4":
                 named[t.name] = swizzled(named[t.name], present[t.name].shape)
-    return {n: r.reshape(present[n].shape) if r.size == np.prod(present[n].shape) else r for n, r in named.items()}
+    return {
+        n: r.reshape(present[n].shape) if r.size == np.prod(present[n].shape) else r for n, r in named.items()
+    }
 
 
 def swizzled(linear: Array, shape: tuple[int, ...]) -> Array:
@@ -141,7 +145,9 @@ def _envelope(found: Array, wanted: Array, contract: Contract) -> Difference:
     relative = float(np.linalg.norm(a - b)) / norm if norm else 0.0
     if worst > contract.max_eps:
         where = _pair(found, wanted, _worst(gap))
-        return Difference(worst, f"{worst:.3g} epsilons of the largest output off, at most {contract.max_eps:g}: {where}")
+        return Difference(
+            worst, f"{worst:.3g} epsilons of the largest output off, at most {contract.max_eps:g}: {where}"
+        )
     if relative > contract.rel_l2:
         return Difference(worst, f"relative L2 distance {relative:.3g}, at most {contract.rel_l2:.3g}")
     return Difference(worst, None)
@@ -186,4 +192,5 @@ def _one_code(exact: Array, ideal: Array) -> Array:
 
 def _order(code: Array, sign: int) -> Array:
     value = (code & (sign - 1)).astype(np.int32)
-    return np.where(code & sign, -value, value)
+    signed: Array = np.where(code & sign, -value, value)
+    return signed

@@ -16,8 +16,9 @@ from kiln.runtime.expr import Env, names, why_not
 
 ROWS = (3, 130, 1, 17, 2)
 """Row counts; none is a multiple of a tile's rows but 2."""
-EXTENTS = (0, 1, 5, 16, 48, 80, 128, 250, 256, 384, 640, 1000, 1040, 1152, 2064, 4112)
-"""Extents of every other dimension: ragged ones, and multiples of 16 and of 128."""
+EXTENTS = (0, 1, 5, 16, 33, 48, 80, 128, 250, 256, 257, 384, 640, 1000, 1040, 1152, 2064, 4112, 16400)
+"""Extents of every other dimension: ragged ones, multiples of 16 and of 128, and one that no buffer of a row
+holds."""
 MOST = 1 << 20
 """The largest extent that a test draws."""
 COUNTS = (1, 2, 5)
@@ -101,6 +102,19 @@ def indexed_dims(sig: Signature) -> set[str]:
         if t.role == "in" and set(choices) & set(INTEGERS):
             return {str(s.shape[0][1]) for s in sig.tensors if len(s.shape) == 2} - {sig.rows}
     return set()
+
+
+def table_dims(sig: Signature) -> set[str]:
+    """Leading dimensions of two-dimensional inputs that lead no output: rows are taken from these operands."""
+    leading = {
+        role: {
+            t.shape[0][1]
+            for t in sig.tensors
+            if len(t.shape) == 2 and t.role in role and t.shape[0][0] == "dim"
+        }
+        for role in (("in",), ("inout", "out"))
+    }
+    return leading["in",] - leading["inout", "out"] - {sig.rows, sig.width}
 
 
 def constants(trees: Iterable[Any]) -> set[int]:

@@ -1,4 +1,4 @@
-"""One test call on a device: memory made, called twice, compared with the oracle, everything else untouched."""
+"""One test call on a device: memory made, called twice, compared with the oracle, all else untouched."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ VECTOR = {
     "arith.shli": "{i}_shl({0}, {1})", "arith.maxsi": "{i}_max({0}, {1})", "arith.divsi": "{0} / {1}",
     "arith.maximumf": "{f}_maximum({0}, {1})", "arith.minimumf": "{f}_minimum({0}, {1})",
     "arith.maxnumf": "{f}_maxnum({0}, {1})", "arith.minnumf": "{f}_minnum({0}, {1})",
-    "math.absf": "{f}_abs({0})", "math.sqrt": "__builtin_elementwise_sqrt({0})", "math.fma": "{f}_fma({0}, {1}, {2})",
+    "math.absf": "{f}_abs({0})", "math.sqrt": "__builtin_elementwise_sqrt({0})",
+    "math.fma": "{f}_fma({0}, {1}, {2})",
     "arith.sitofp": "__builtin_convertvector({0}, {f})", "arith.trunci": "{0} & 255", "arith.extui": "{0}",
     "kiln.columns": "{i}_columns(i)",
 }  # fmt: skip

@@ -14,7 +14,7 @@ BUFFERED = 8192
 ENDLESS = 130
 """Cost of a loop's vector from which wide vectors don't pay."""
 HEAVY = 40
-"""Cost of a vector from which it is not worth while to have a copy of its code for each place in the tree."""
+"""Cost of a vector from which its code is there once, not for each place in the tree."""
 
 MAX = """\
 for (; {limit} - i >= {four}; i += {four}) {{
@@ -28,18 +28,22 @@ PLAIN = """\
 for (; {limit} - i >= {unit}; i += {unit}) {full};
 if (i < {limit}) {last}, i = {limit};
 """
+SHARED = """\
+for (; i < {limit}; i += {unit}) {{
+  const int64_t k = {limit} - i < {unit} ? {limit} - i : {unit};
+  {call};
+}}
+"""
 PARTS = """\
 while (i < {limit}) {{
   const uint64_t block = (uint64_t)i / 256;
   vf {declared};
 #pragma clang loop unroll(disable)
   for (int64_t j = 0; j < {count}; ++j) {{
-    if ({limit} - i >= {unit}) {{
-      {full};
-      i += {unit};
-    }} else if (i < {limit}) {{
-      {last};
-      i = {limit};
+    const int64_t k = {limit} - i < {unit} ? {limit} - i : {unit};
+    if (k > 0) {{
+      {call};
+      i += k;
     }} else {{
       {clear}
     }}
@@ -174,10 +178,12 @@ class Loops:
     def _range(self, body: Body, limit: str, parted: bool) -> str:
         unit = self.lanes.count
         full, last = body.call("i", str(unit)), body.call("i", f"{limit} - i")
+        if not self.reductions and body.cost >= HEAVY:
+            return SHARED.format(limit=limit, unit=unit, call=body.call("i", "k"))
         if not self.reductions:
             return PLAIN.format(limit=limit, unit=unit, full=full, last=last)
         if parted:
-            return self._in_parts(limit, full, last)
+            return self._in_parts(limit, body.call("i", "k"))
         v = f"v{self.reductions[0].result}"
         text = self._sum(v, limit, last)
         if not is_sum(self.reductions[0]):
@@ -197,7 +203,7 @@ class Loops:
                 text += f"if (({limit} - i) & {size}) {v}_level[{level}] = {subtree}, i += {size};\n"
         return text + f"if (i < {limit}) {v}_rest = {last}, i = {limit};\n"
 
-    def _in_parts(self, limit: str, full: str, last: str) -> str:
+    def _in_parts(self, limit: str, call: str) -> str:
         """256 elements' vectors put on the stack, then folded."""
         parts = [f"v{r.result}_part" for r in self.reductions]
         assign = f"{parts[0]}[j] = " if len(parts) == 1 else ""
@@ -208,8 +214,7 @@ class Loops:
             unit=self.lanes.count,
             count=count,
             declared=", ".join(f"{p}[{count}]" for p in parts),
-            full=assign + full,
-            last=assign + last,
+            call=assign + call,
             clear=" ".join(f"{p}[j] = vf_all({e});" for p, e in zip(parts, identity, strict=True)),
             folds="".join(self._fold(r, p, count) for r, p in zip(self.reductions, parts, strict=True)),
         )

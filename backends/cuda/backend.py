@@ -1,4 +1,6 @@
-"""The CUDA backend: which kernels a catalog's declarations ask for. Plans without importing Triton or MLIR."""
+"""The CUDA backend: which kernels a catalog's declarations ask for. Plans without importing Triton or
+MLIR.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,12 @@ class CudaBackend:
         """Generated kernels of every specialization, then the tables' rows."""
         loaded = load(tuple(catalogs))
         tools = self.toolchain(target)
-        jobs = [job for op in ops.values() if op.body is not None for job in self._generated(op, loaded, target, tools)]
+        jobs = [
+            job
+            for op in ops.values()
+            if op.body is not None
+            for job in self._generated(op, loaded, target, tools)
+        ]
         for row in primitives(loaded):
             if row.op in ops and row.min_sm <= TARGETS[target].capability <= row.max_sm:
                 jobs.append(self._handwritten(row, loaded, target, tools))
@@ -82,7 +89,8 @@ class CudaBackend:
         for ship in (s for s in op.ship if not s.rare):
             for schedule in schedules(op, ship):
                 payload = {
-                    "catalogs": list(loaded.names), "types": {k: d.name for k, d in ship.dtypes.items()}, "attrs": dict(ship.attrs),
+                    "catalogs": list(loaded.names), "types": {k: d.name for k, d in ship.dtypes.items()},
+                    "attrs": dict(ship.attrs),
                     "absent": list(ship.absent), "schedule": vars(schedule),
                 }  # fmt: skip
                 variant = f"{variant_name(ship)}_{schedule.name}"

@@ -31,7 +31,14 @@ from kiln.ir.dtypes import DTYPES
 from kiln.ir.spec import Op, Ship
 from kiln.runtime.cubin import read_cubin
 
-KNOBS = ("TRITON_", "PTXAS_OPTIONS", "DISABLE_PTXAS_OPT", "NVPTX_ENABLE_DUMP", "USE_IR_LOC", "LLVM_EXTRACT_DI_LOCAL_VARIABLES")
+KNOBS = (
+    "TRITON_",
+    "PTXAS_OPTIONS",
+    "DISABLE_PTXAS_OPT",
+    "NVPTX_ENABLE_DUMP",
+    "USE_IR_LOC",
+    "LLVM_EXTRACT_DI_LOCAL_VARIABLES",
+)
 """Environment names that can change or replace Triton's output (knobs.py, compiler.py)."""
 
 BUDGET = {"registers": 255, "spill_stores": 0, "spill_loads": 0, "stack": 0}
@@ -70,12 +77,18 @@ class Compiled:
 
 @lru_cache(maxsize=1)
 def private_environment() -> Path:
-    """Once per process: no inherited knob, an empty cache of its own, line info off (paths would enter the bytes)."""
+    """Once per process: no inherited knob, an empty cache of its own, line info off (paths would enter the
+    bytes).
+    """
     for name in list(os.environ):
         if name.startswith(KNOBS):
             del os.environ[name]
     folder = Path(tempfile.mkdtemp(prefix="kiln-triton-"))
-    os.environ |= {"TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_DISABLE_LINE_INFO": "1", "TRITON_ALWAYS_COMPILE": "1"}
+    os.environ |= {
+        "TRITON_CACHE_DIR": str(folder / "cache"),
+        "TRITON_DISABLE_LINE_INFO": "1",
+        "TRITON_ALWAYS_COMPILE": "1",
+    }
     import triton
 
     triton.knobs.nvidia.dump_ptxas_log = True
@@ -103,9 +116,13 @@ def assemble(source: Source, target: Target) -> Compiled:
     from triton.backends.nvidia.compiler import get_ptxas
     from triton.compiler import ASTSource
 
-    module = load_source(source.text, source.function) if source.text else importlib.import_module(source.module)
+    module = (
+        load_source(source.text, source.function) if source.text else importlib.import_module(source.module)
+    )
     function = getattr(module, source.function)
-    signature = {p["name"]: contract.triton_type(p) for p in source.params} | dict.fromkeys(source.constants, "constexpr")
+    signature = {p["name"]: contract.triton_type(p) for p in source.params} | dict.fromkeys(
+        source.constants, "constexpr"
+    )
     hinted = (p for p in source.params if p.get("align", 1) % 16 == 0 or p.get("divisible_by") == 16)
     hints = {(function.arg_names.index(p["name"]),): [["tt.divisibility", 16]] for p in hinted}
     log = io.StringIO()
@@ -117,11 +134,16 @@ def assemble(source: Source, target: Target) -> Compiled:
         )
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log.getvalue())
     if spills is None:
-        raise BuildError(f"the assembler's log of {source.function} for {target.name} does not state its spills")
+        raise BuildError(
+            f"the assembler's log of {source.function} for {target.name} does not state its spills"
+        )
     meta = made.metadata
     scratch = meta.global_scratch_size + meta.profile_scratch_size
     if scratch:
-        raise BuildError(f"{source.function} for {target.name} needs {scratch} bytes of hidden scratch, which no launch provides")
+        raise BuildError(
+            f"{source.function} for {target.name} needs {scratch} bytes of hidden scratch, which no launch "
+            "provides"
+        )
     return Compiled(
         made.asm["cubin"], made.asm, meta.name, meta.shared, meta.num_warps, meta.num_ctas,
         int(spills.group(1)), int(spills.group(2)), ptxas_version(get_ptxas(target.capability).path),
@@ -143,7 +165,9 @@ def _ship(payload: Mapping[str, Any]) -> Ship:
     return Ship(types, dict(payload["attrs"]), absent=tuple(payload["absent"]))
 
 
-def generated(op: Op, ops: Mapping[str, Op], payload: Mapping[str, Any], target: Target) -> tuple[TritonKernel, Source]:
+def generated(
+    op: Op, ops: Mapping[str, Op], payload: Mapping[str, Any], target: Target
+) -> tuple[TritonKernel, Source]:
     """The source of a generated kernel, and the launch contract that goes with it."""
     schedule, ship = Schedule(**payload["schedule"]), _ship(payload)
     fast = schedule.mode == "fast"
@@ -169,9 +193,7 @@ def generated(op: Op, ops: Mapping[str, Op], payload: Mapping[str, Any], target:
     return kernel, Source("", kernel.name, kernel.source, params, constants, options, entry)
 
 
-def handwritten(
-    op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...], capability: int
-) -> Source:
+def handwritten(op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...], capability: int) -> Source:
     """The source of a hand-scheduled kernel, from its table row."""
     from kiln.backends.cuda.backend import primitives
 
@@ -181,9 +203,12 @@ def handwritten(
     module, _, function = row.kernel.partition(":")
     entry = {
         "tier": "fast" if op.body is not None else "primitive", "mode": row.mode, "grid": list(row.grid),
-        "when": row.when, "priority": row.priority, "scratch": [s.json() for s in row.scratch], "budget": {**BUDGET, **row.budget},
+        "when": row.when, "priority": row.priority, "scratch": [s.json() for s in row.scratch],
+        "budget": {**BUDGET, **row.budget},
     }  # fmt: skip
-    return Source(module, function, "", tuple(row.json_params()), dict(row.constants), row.compile_options(), entry)
+    return Source(
+        module, function, "", tuple(row.json_params()), dict(row.constants), row.compile_options(), entry
+    )
 
 
 def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) -> dict[str, Any]:
@@ -191,10 +216,14 @@ def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) 
     kernel = read_cubin(made.cubin).kernels[made.name]
     hidden = len(kernel.params) - len(source.params)
     if hidden != 2:
-        raise BuildError(f"{op.name}.{job.variant} for {job.target}: the cubin has {hidden} parameters beyond the declared ones, Triton 3.9 adds 2")
+        raise BuildError(
+            f"{op.name}.{job.variant} for {job.target}: the cubin has {hidden} parameters beyond the "
+            "declared ones, Triton 3.9 adds 2"
+        )
     nulls = [{"name": n, "kind": "null", "dtype": "ptr"} for n in ("global_scratch", "profile_scratch")]
     resources = {
-        "registers": kernel.registers, "spill_stores": made.spill_stores, "spill_loads": made.spill_loads, "stack": kernel.stack,
+        "registers": kernel.registers, "spill_stores": made.spill_stores, "spill_loads": made.spill_loads,
+        "stack": kernel.stack,
         "static_shared": kernel.static_shared, "code_bytes": kernel.code_bytes,
     }  # fmt: skip
     contract_json = signature_json(op)["contract"]
@@ -203,11 +232,17 @@ def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) 
     return {
         "op": op.name, "variant": job.variant, "entry": made.name, "file": file, "bytes": len(made.cubin),
         "sha256": hashlib.sha256(made.cubin).hexdigest(), "inputs_digest": job.inputs_digest,
-        "toolchain": {"ptxas": made.ptxas}, "params": [*source.params, *nulls], "block": [32 * made.warps, 1, 1],
-        "cluster": [made.ctas, 1, 1], "shared_bytes": made.shared, "launch": {}, "isa": None, "resources": resources,
+        "toolchain": {"ptxas": made.ptxas}, "params": [*source.params, *nulls],
+        "block": [32 * made.warps, 1, 1],
+        "cluster": [made.ctas, 1, 1], "shared_bytes": made.shared, "launch": {}, "isa": None,
+        "resources": resources,
         "budget": BUDGET,
-        "numerics": {"contract": contract_json, "selftest": {"seed": 0, "shape": {op.rows: 3, op.width: 256}}},
-        "specialization": {**job.payload.get("types", {}), **job.payload.get("attrs", {}), **source.constants},
+        "numerics": {
+            "contract": contract_json, "selftest": {"seed": 0, "shape": {op.rows: 3, op.width: 256}},
+        },
+        "specialization": {
+            **job.payload.get("types", {}), **job.payload.get("attrs", {}), **source.constants,
+        },
         **source.entry,
     }  # fmt: skip
 

@@ -20,7 +20,9 @@ def operand_of(op: Op, p: Parameter) -> Tensor:
 
 
 def is_hinted(op: Op, p: Parameter, attrs: Mapping[str, Any]) -> bool:
-    """Whether an aligned schedule promises Triton a multiple of 16 for this parameter: whole rows and packed halves, not scales."""
+    """Whether an aligned schedule promises Triton a multiple of 16 for this parameter: whole rows and
+    packed halves, not scales.
+    """
     if p.kind == "N":
         return True
     if p.kind not in ("ptr", "stride"):
@@ -33,7 +35,13 @@ def is_hinted(op: Op, p: Parameter, attrs: Mapping[str, Any]) -> bool:
 
 
 def _number(name: str, dtype: str, value: Any, hinted: bool) -> dict[str, Any]:
-    return {"name": name, "kind": "scalar", "dtype": dtype, "value": value, "divisible_by": 16 if hinted else 1}
+    return {
+        "name": name,
+        "kind": "scalar",
+        "dtype": dtype,
+        "value": value,
+        "divisible_by": 16 if hinted else 1,
+    }
 
 
 def parameter_json(op: Op, p: Parameter, types: Mapping[str, DType], hinted: bool) -> dict[str, Any]:
@@ -44,7 +52,8 @@ def parameter_json(op: Op, p: Parameter, types: Mapping[str, DType], hinted: boo
             dtype = signature.resolve(op, operand_of(op, p), types)
             return {
                 "name": p.name, "kind": "ptr", "dtype": dtype.name, "operand": operand,
-                "access": "write" if p.operand.endswith(":out") else "read", "align": 16 if hinted else dtype.bytes,
+                "access": "write" if p.operand.endswith(":out") else "read",
+                "align": 16 if hinted else dtype.bytes,
             }  # fmt: skip
         case "stride":
             return _number(p.name, "i64", ["stride", operand], hinted)
@@ -103,4 +112,9 @@ def when_json(op: Op, ship: Ship, kernel: TritonKernel, schedule: Schedule) -> l
 
 def priority(schedule: Schedule) -> int:
     """A kernel made for this width first, then for few rows, then aligned before unaligned."""
-    return 100 + 100 * schedule.hinted + 100 * (schedule.width is not None) + 50 * (schedule.most_rows is not None)
+    return (
+        100
+        + 100 * schedule.hinted
+        + 100 * (schedule.width is not None)
+        + 50 * (schedule.most_rows is not None)
+    )

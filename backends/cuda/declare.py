@@ -1,9 +1,9 @@
 """Triton kernels of one's own, declared in about ten lines: `triton_op` makes an op and its launches.
 
-A kernel's parameters are matched by name: an operand's name is its pointer (`x`, and `x_out` for the written side
-of an in/out operand), `x_stride` its row stride and `x_colstride` its column stride in elements, a dimension's
-name its size, a scalar operand's name its value, an attribute's name its value as a constant. What is named
-otherwise is mapped by `arguments`. The kernel's file is parsed, never imported.
+A kernel's parameters are matched by name: an operand's name is its pointer (`x`, and `x_out` for the written
+side of an in/out operand), `x_stride` its row stride and `x_colstride` its column stride in elements, a
+dimension's name its size, a scalar operand's name its value, an attribute's name its value as a constant.
+What is named otherwise is mapped by `arguments`. The kernel's file is parsed, never imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAVES = frozenset({"dim", "stride", "colstride", "arg", "attr", "dtype", "align
 """Heads whose operands are names already."""
 ENDINGS = ("", "_out", "_stride", "_colstride", "_out_stride", "_out_colstride")
 """What an operand's name is followed by in the names of its parameters."""
-HINT = 16
+HINT: Unit = 16
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,20 @@ class Launch:
     """One way to compile and launch a kernel."""
 
     constants: Mapping[str, Constant] = field(default_factory=dict)
-    """Values of the kernel's constexprs. A parameter that is not annotated may be made a constant too; a size, a
-    stride or a number made one is a condition of the launch."""
+    """Values of the kernel's constexprs. A parameter that is not annotated may be made a constant too; a
+    size, a stride or a number made one is a condition of the launch."""
     warps: int = 4
     stages: int = 1
     when: Pred = True
     """What the launch needs beyond types, attributes and its hints."""
     priority: int = 0
     hints: tuple[bool, ...] = (True, False)
-    """Kernels to build: True promises Triton addresses, row strides and widths in multiples of 16, and runs only
-    where they are; False assumes nothing."""
+    """Kernels to build: True promises Triton addresses, row strides and widths in multiples of 16, and runs
+    only where they are; False assumes nothing."""
     options: Mapping[str, Constant] = field(default_factory=dict)
     min_sm: int = 80
+    max_sm: int = 999
+    """The range of compute capabilities, as 10 * major + minor."""
     mode: Literal["exact", "fast"] = "exact"
     budget: Mapping[str, int] = field(default_factory=dict)
     """Resources that the kernel may take: see CudaPrimitive."""
@@ -97,15 +99,18 @@ def triton_op(
             `("M", ["cdiv", "N", "BLOCK"])`.
         launches: tiles, warps, conditions. Each becomes one kernel for each entry of `ship` and of its hints.
         ship: element types (and attributes, absent operands) to compile for.
-        arguments: kernel parameter -> operand name, dimension, `x_stride`, or an expression, for parameters that
+        arguments: kernel parameter -> operand name, dimension, `x_stride`, or an expression, for
+        parameters that
             are named otherwise.
 
     Raises:
-        DeclarationError: at file:line of the kernel, naming the parameter that matches nothing, the operand that
+        DeclarationError: at file:line of the kernel, naming the parameter that matches nothing, the
+        operand that
             no parameter takes, or the constant that is missing.
     """
     op = Op(
-        name, family, operands, returns, attrs, rows, width, constraints, contract, ship, doc, reference=reference
+        name, family, operands, returns, attrs, rows, width, constraints, contract, ship, doc,
+        reference=reference
     )  # fmt: skip
     return TritonOp(op, triton_kernels(op, kernel, grid=grid, launches=launches, arguments=arguments))
 
@@ -128,7 +133,9 @@ def triton_kernels(
     variants = [p.variant for p in made]
     twice = next((v for v in variants if variants.count(v) > 1), None)
     if twice is not None:
-        raise DeclarationError(f"op {op.name}: two launches make the variant {twice}; give each Launch a name")
+        raise DeclarationError(
+            f"op {op.name}: two launches make the variant {twice}; give each Launch a name"
+        )
     return tuple(made)
 
 
@@ -179,7 +186,9 @@ class _Binding:
         known = {p.name for p in self.source.parameters}
         for name in (*self.launch.constants, *self.arguments):
             if name not in known:
-                raise self._error(f"{name!r} is no parameter of the kernel; it has {', '.join(sorted(known))}")
+                raise self._error(
+                    f"{name!r} is no parameter of the kernel; it has {', '.join(sorted(known))}"
+                )
         taken = [p for p in self.source.parameters if not self._is_constant(p)]
         pointed = {value for p in taken if isinstance(value := self._value(p), tuple)}
         for t in self.op.tensors:
@@ -188,7 +197,9 @@ class _Binding:
                 if (t.name, access) not in pointed and t.name not in self.ship.absent:
                     name = f"{t.name}_out" if (t.role, access) == ("inout", "write") else t.name
                     verb = "read" if access == "read" else "written"
-                    raise self._error(f"operand {t.name} is {verb} by no parameter; name one {name}, or map one")
+                    raise self._error(
+                        f"operand {t.name} is {verb} by no parameter; name one {name}, or map one"
+                    )
 
     def _is_absent(self, name: str) -> bool:
         """Whether the parameter belongs to an operand that this specialization leaves out."""
@@ -244,9 +255,7 @@ class _Binding:
 
     def primitive(self, grid: Sequence[Any], hinted: bool) -> CudaPrimitive:
         """The table row."""
-        params = tuple(
-            self._param(p, hinted) for p in self.source.parameters if p.name not in self.constants
-        )
+        params = tuple(self._param(p, hinted) for p in self.source.parameters if p.name not in self.constants)
         parts = [variant_name(self.ship), self.launch.label, "" if hinted else "unaligned"]
         launch = self.launch
         return CudaPrimitive(
@@ -262,6 +271,7 @@ class _Binding:
             num_stages=launch.stages,
             options=launch.options,
             min_sm=launch.min_sm,
+            max_sm=launch.max_sm,
             mode=launch.mode,
             budget=launch.budget,
         )
@@ -269,16 +279,21 @@ class _Binding:
     def _param(self, p: KernelParameter, hinted: bool) -> Pointer | Number:
         value = self._value(p)
         if isinstance(value, tuple):
-            return self._pointer(p, *value, hinted)
+            operand, access = value
+            return self._pointer(p, operand, access, hinted)
         head = value[0] if isinstance(value, list) else ""
         unit: Unit = HINT if hinted and self._is_multiple(head, value) else 1
         if head == "arg":
             scalar = next((s for s in self.op.scalars if s.name == value[1]), None)
             if scalar is None:
-                raise self._error(f"parameter {p.name} is mapped to {value[1]!r}, which is no scalar operand", p)
+                raise self._error(
+                    f"parameter {p.name} is mapped to {value[1]!r}, which is no scalar operand", p
+                )
             return Number(p.name, scalar.dtype.name, value)  # type: ignore[arg-type]  # checked when compiled
         # A size fits 32 bits; strides and what is computed may not.
-        return Number(p.name, "i32" if head == "dim" else "i64", self._checked(parse_expr, value, p.name), unit)
+        return Number(
+            p.name, "i32" if head == "dim" else "i64", self._checked(parse_expr, value, p.name), unit
+        )
 
     def _pointer(self, p: KernelParameter, operand: str, access: Any, hinted: bool) -> Pointer:
         tensor = next(t for t in self.op.tensors if t.name == operand)
@@ -286,7 +301,9 @@ class _Binding:
         return Pointer(p.name, operand, dtype.name, access, HINT if hinted else dtype.bytes)
 
     def _is_multiple(self, head: str, value: Any) -> bool:
-        """Sizes along rows, and strides of rows that are as wide: what real tensors have in multiples of 16."""
+        """Sizes along rows, and strides of rows that are as wide: what real tensors have in multiples of
+        16.
+        """
         if head == "dim":
             return any(t.dims[-1] == value for t in self.op.tensors) and value[1] != self.op.rows
         if head != "stride":
@@ -346,4 +363,6 @@ def _sizes(op: Op) -> dict[str, None]:
 
 def _is_width(expr: Any) -> bool:
     """A dimension, or a multiple of one: not a fraction, as rows of scales have."""
-    return isinstance(expr, list) and (expr[0] == "dim" or (expr[0] == "mul" and any(map(_is_width, expr[1:]))))
+    return isinstance(expr, list) and (
+        expr[0] == "dim" or (expr[0] == "mul" and any(map(_is_width, expr[1:])))
+    )

@@ -1,4 +1,6 @@
-"""The parameters of a `@triton.jit` kernel, read from its source file: the kernel's module is never imported."""
+"""The parameters of a `@triton.jit` kernel, read from its source file: the kernel's module is never
+imported.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,15 @@ def read_kernel(kernel: str) -> KernelSource:
     """The source of `module:function`.
 
     Raises:
-        DeclarationError: no such module or function, not decorated with `triton.jit`, autotuned, or a parameter
+        DeclarationError: no such module or function, not decorated with `triton.jit`, autotuned, or a
+        parameter
             list with `*`.
     """
     module, colon, name = kernel.partition(":")
     if not colon or not name:
-        raise DeclarationError(f"kernel {kernel!r} is no module:function; write 'my_kernels.kernels:my_kernel'")
+        raise DeclarationError(
+            f"kernel {kernel!r} is no module:function; write 'my_kernels.kernels:my_kernel'"
+        )
     path = _source_path(module, kernel)
     tree = ast.parse(path.read_text("utf-8"), str(path))
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
@@ -66,7 +71,9 @@ def read_kernel(kernel: str) -> KernelSource:
         raise DeclarationError(f"no function named {name}; the file's functions are {names}", f"{path}:1")
     _check_decorators(found, path)
     if found.args.vararg or found.args.kwarg:
-        raise DeclarationError(f"kernel {name} takes * arguments; name each parameter", f"{path}:{found.lineno}")
+        raise DeclarationError(
+            f"kernel {name} takes * arguments; name each parameter", f"{path}:{found.lineno}"
+        )
     return KernelSource(path, found.lineno, _parameters(found.args))
 
 
@@ -76,7 +83,9 @@ def _source_path(module: str, kernel: str) -> Path:
     except ImportError:
         spec = None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise DeclarationError(f"kernel {kernel}: there is no Python module {module}; give the file that holds it")
+        raise DeclarationError(
+            f"kernel {kernel}: there is no Python module {module}; give the file that holds it"
+        )
     return Path(spec.origin)
 
 
@@ -86,8 +95,8 @@ def _check_decorators(function: ast.FunctionDef, path: Path) -> None:
     fixed = sorted(DECIDED_AT_RUN_TIME.intersection(names))
     if fixed:
         raise DeclarationError(
-            f"kernel {function.name} is decorated with {fixed[0]}, which chooses constants at run time; take it "
-            "off and declare one Launch for each choice",
+            f"kernel {function.name} is decorated with {fixed[0]}, which chooses constants at run time; "
+            "take it off and declare one Launch for each choice",
             where,
         )
     if "jit" not in names:

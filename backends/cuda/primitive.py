@@ -14,7 +14,7 @@ Expr: TypeAlias = Any
 """A closed expression of the manifest, as JSON."""
 Pred: TypeAlias = Any
 """A closed predicate of the manifest, as JSON."""
-Constant: TypeAlias = bool | int | float | str | None
+Constant: TypeAlias = bool | int | float | str
 Unit: TypeAlias = Literal[1, 16]
 """What a value is known to be a multiple of."""
 
@@ -110,7 +110,8 @@ class CudaPrimitive:
     kernel: str
     """`module:function` of the `@triton.jit` kernel."""
     params: tuple[Pointer | Number, ...]
-    constants: Mapping[str, Constant]
+    constants: Mapping[str, Any]
+    """Values of the kernel's constexprs; None for the pointer of an absent operand."""
     grid: tuple[Expr, Expr, Expr]
     when: Pred
     priority: int = 0

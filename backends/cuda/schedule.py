@@ -1,4 +1,6 @@
-"""Schedules of generated row kernels: tile, warps, and what a launch may assume. One table for every expressible op and recipe."""
+"""Schedules of generated row kernels: tile, warps, and what a launch may assume. One table for every
+expressible op and recipe.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from kiln.ir.signature import row_kind
 from kiln.ir.spec import ANY, Op, Ship
 
 GENERAL = 8192
-"""Tile of the kernel that serves widths nobody named and unaligned operands. Wider rows need a named width, at most 16384."""
+"""Tile of the kernel that serves widths nobody named and unaligned operands. Wider rows need a named
+width, at most 16384.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,9 @@ class Schedule:
     most_rows: int | None = None
     """Only for calls of at most so many rows."""
     width: int | None = None
-    """N as a constant: the compiler then drops the part of the tile beyond the row (5120 in a tile of 8192: 0.88 -> 0.95 of the limit)."""
+    """N as a constant: the compiler then drops the part of the tile beyond the row (5120 in a tile of
+    8192: 0.88 -> 0.95 of the limit).
+    """
 
     @property
     def name(self) -> str:
@@ -44,16 +50,30 @@ class Schedule:
         return "_".join(parts)
 
 
-ROW_TILES = {128: (8, 4), 256: (4, 4), 512: (2, 4), 1024: (1, 4), 2048: (1, 4), 4096: (1, 4), 8192: (1, 4), 16384: (1, 8)}
-"""P -> (rows, warps) of kernels that hold whole rows. On an H200 at 16384x5120, 4 against 8 warps: rms_norm 0.96 / 0.88 of the
-copy bandwidth, per-token fp8 0.98 / 0.68, NVFP4 0.83 / 0.67."""
+ROW_TILES = {
+    128: (8, 4),
+    256: (4, 4),
+    512: (2, 4),
+    1024: (1, 4),
+    2048: (1, 4),
+    4096: (1, 4),
+    8192: (1, 4),
+    16384: (1, 8),
+}
+"""P -> (rows, warps) of kernels that hold whole rows. On an H200 at 16384x5120, 4 against 8 warps: rms_norm
+0.96 / 0.88 of the copy bandwidth, per-token fp8 0.98 / 0.68, NVFP4 0.83 / 0.67."""
 STREAMING_WARPS = 8
-"""For rows over 4096 with two inputs and one reduction: static fp8 at 8192x7168 0.96 with 8 warps, 0.85 with 4."""
+"""For rows over 4096 with two inputs and one reduction: static fp8 at 8192x7168 0.96 with 8 warps, 0.85
+with 4.
+"""
 HEAD_TILES = {128: (32, 8), 256: (16, 8)}
-"""Many short rows with much arithmetic: gated norm over 524288 heads of 128 0.91, with the tile above 0.85."""
+"""Many short rows with much arithmetic: gated norm over 524288 heads of 128 0.91, with the tile above
+0.85.
+"""
 LIGHT, HEAVY, SMALL = (2048, 4), (1024, 1), (1024, 4)
-"""(P, warps) of kernels that cut rows: 16 elements a thread for plain ones; 32 where arithmetic binds (silu_mul 8192x7168: 1.00 of the
-copy bandwidth, with 8 elements 0.92); 8 for few rows, where latency binds (16x4096: 1.8 us against 2.3)."""
+"""(P, warps) of kernels that cut rows: 16 elements a thread for plain ones; 32 where arithmetic binds
+(silu_mul 8192x7168: 1.00 of the copy bandwidth, with 8 elements 0.92); 8 for few rows, where latency binds
+(16x4096: 1.8 us against 2.3)."""
 FEW_ROWS = 512
 FEW_HEADS = 16384
 GENERAL_HEAVY_WARPS = 16

@@ -1,7 +1,8 @@
 """A row program as readable Triton source: one tile of R rows and P columns a program, no op known by name.
 
-Values are tiles: vectors [R, P·fraction], grouped [R, P·fraction, inner], scalars [R, 1]. Sums go through `pair_sum`, the canonical order of
-DESIGN §9: an axis of two is one add whatever the layout, so `reshape` and `sum` fix the order.
+Values are tiles: vectors [R, P·fraction], grouped [R, P·fraction, inner], scalars [R, 1]. Sums go through
+`pair_sum`, the canonical order of DESIGN §9: an axis of two is one add whatever the layout, so `reshape` and
+`sum` fix the order.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from kiln.ir.spec import Op
 
 PRELUDE = '''import triton
 import triton.language as tl
-from triton.language.extra import libdevice
-
+{imports}
 
 @triton.jit
 def pair_sum(x, R: tl.constexpr, P: tl.constexpr, LEVELS: tl.constexpr):
@@ -31,13 +31,17 @@ def pair_sum(x, R: tl.constexpr, P: tl.constexpr, LEVELS: tl.constexpr):
 '''
 
 TRITON_TYPE = {
-    "f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16", "u8": "tl.uint8", "i32": "tl.int32", "i64": "tl.int64", "bool": "tl.int1",
+    "f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16", "u8": "tl.uint8", "i32": "tl.int32",
+    "i64": "tl.int64", "bool": "tl.int1",
 }  # fmt: skip
 
 EXACT: dict[str, str] = {
     "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.negf": "-{0}",
-    "arith.divf": "tl.div_rn({0}, {1})", "math.sqrt": "tl.sqrt_rn({0})", "math.absf": "tl.abs({0})", "math.fma": "tl.fma({0}, {1}, {2})",
-    "arith.addi": "{0} + {1}", "arith.subi": "{0} - {1}", "arith.muli": "{0} * {1}", "arith.maxsi": "tl.maximum({0}, {1})", "arith.divsi": "{0} // {1}", "arith.shli": "{0} << {1}", "arith.shrsi": "{0} >> {1}",
+    "arith.divf": "tl.div_rn({0}, {1})", "math.sqrt": "tl.sqrt_rn({0})", "math.absf": "tl.abs({0})",
+    "math.fma": "tl.fma({0}, {1}, {2})",
+    "arith.addi": "{0} + {1}", "arith.subi": "{0} - {1}", "arith.muli": "{0} * {1}",
+    "arith.maxsi": "tl.maximum({0}, {1})", "arith.divsi": "{0} // {1}", "arith.shli": "{0} << {1}",
+    "arith.shrsi": "{0} >> {1}",
     "arith.andi": "{0} & {1}", "arith.ori": "{0} | {1}", "arith.select": "tl.where({0}, {1}, {2})",
     "arith.maximumf": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "arith.minimumf": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
@@ -45,7 +49,13 @@ EXACT: dict[str, str] = {
     "kiln.to_e4m3": "{0}.to(tl.float8e4nv).to(tl.uint8, bitcast=True)",
     "kiln.from_e4m3": "{0}.to(tl.float8e4nv, bitcast=True).to(tl.float32)",
 }  # fmt: skip
-FAST = {**EXACT, "kiln.logistic": "1.0 / (1.0 + tl.exp(-{0}))", "arith.divf": "{0} / {1}", "math.sqrt": "tl.sqrt({0})", "math.exp": "tl.exp({0})"}
+FAST = {
+    **EXACT,
+    "kiln.logistic": "1.0 / (1.0 + tl.exp(-{0}))",
+    "arith.divf": "{0} / {1}",
+    "math.sqrt": "tl.sqrt({0})",
+    "math.exp": "tl.exp({0})",
+}
 CONVERSIONS = frozenset({"arith.extf", "arith.truncf", "arith.sitofp", "arith.trunci", "arith.extui"})
 
 
@@ -95,10 +105,12 @@ class _Emitter:
         self.halves: dict[int, tuple[str, str]] = {}
         self.tensors = {t.name: t for t in op.tensors}
         self.padded = any(i.name == "kiln.store" and i.index for i in program.instructions)
+        self.libdevice = False
         self.permutes = any(i.name == "kiln.permute" for i in program.instructions)
         self.whole = program.reduces_rows or self.permutes
 
-    # -- names ---------------------------------------------------------------------------------------------------------------------------
+    # -- names -----------------------------------------------------------------------------------------------
+    # ----------------------------
 
     def line(self, text: str) -> None:
         self.lines.append("    " + text)
@@ -141,7 +153,8 @@ class _Emitter:
             self.masks[shape] = name
         return self.masks[shape]
 
-    # -- memory --------------------------------------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------
+    # ----------------------------
 
     def address(self, operand: str, fraction: Fraction, offset: str = "") -> str:
         return f"{operand} + rows * {operand}_stride + {offset}{self.cols(fraction)}"
@@ -153,20 +166,30 @@ class _Emitter:
             self.names[i.result] = f"@{i.text}"  # read by kiln.half
         elif i.index:
             mask = self.mask(i.shape.fraction or Fraction(1))
-            self.set(i, f"tl.load({self.address(i.text, i.shape.fraction or Fraction(1))}, {mask}, other=0.0)")
+            self.set(
+                i, f"tl.load({self.address(i.text, i.shape.fraction or Fraction(1))}, {mask}, other=0.0)"
+            )
         else:
             fraction = i.shape.fraction or Fraction(1)
-            self.set(i, f"tl.load({i.text} + {self.cols(fraction)}, {self.mask(fraction, rows=False)}, other=0.0)")
+            self.set(
+                i, f"tl.load({i.text} + {self.cols(fraction)}, {self.mask(fraction, rows=False)}, other=0.0)"
+            )
 
     def half(self, i: Instruction) -> None:
         operand = self.arg(i.args[0])[1:]
         offset = "N + " if i.index else ""
-        self.set(i, f"tl.load({self.address(operand, Fraction(1), offset)}, {self.mask(Fraction(1))}, other=0.0)")
+        self.set(
+            i, f"tl.load({self.address(operand, Fraction(1), offset)}, {self.mask(Fraction(1))}, other=0.0)"
+        )
 
     def take_row(self, i: Instruction) -> None:
         clamped = f"tl.minimum(tl.maximum({self.arg(i.args[0])}, 0), {i.text}_rows - 1).to(tl.int64)"
         self.line(f"row{i.result} = {clamped}")
-        self.set(i, f"tl.load({i.text} + row{i.result} * {i.text}_stride + {self.cols(Fraction(1))}, {self.mask(Fraction(1))}, other=0.0)")
+        self.set(
+            i,
+            f"tl.load({i.text} + row{i.result} * {i.text}_stride + {self.cols(Fraction(1))}, "
+            f"{self.mask(Fraction(1))}, other=0.0)",
+        )
 
     def take_element(self, i: Instruction) -> None:
         self.set(i, f"tl.load({i.text} + {self.arg(i.args[0])}, rows < M, other=0)")
@@ -174,10 +197,16 @@ class _Emitter:
     def take_columns(self, i: Instruction) -> None:
         index, cols = (self.arg(n) for n in i.args)
         self.line(f"row{i.result} = tl.minimum(tl.maximum({index}, 0), {i.text}_rows - 1).to(tl.int64)")
-        self.set(i, f"tl.load({i.text} + row{i.result} * {i.text}_stride + {cols}, {self.mask(Fraction(1))}, other=0.0)")
+        self.set(
+            i,
+            f"tl.load({i.text} + row{i.result} * {i.text}_stride + {cols}, "
+            f"{self.mask(Fraction(1))}, other=0.0)",
+        )
 
     def permute(self, i: Instruction) -> None:
-        """The value computed again at other columns: from its loads on, so that nothing moves between threads."""
+        """The value computed again at other columns: from its loads on, so that nothing moves between
+        threads.
+        """
         self.names[i.result] = self.at_columns(i.args[0], self.arg(i.args[1]), {})
 
     def at_columns(self, number: int, cols: str, done: dict[int, str]) -> str:
@@ -206,13 +235,18 @@ class _Emitter:
             return f"{args[0]}.to({TRITON_TYPE[i.dtype.name]}, bitcast=True)"
         if i.name in ("arith.cmpf", "arith.cmpi"):
             return f"{args[0]} != {args[1]}" if i.text == "uno" else f"{args[0]} {i.text} {args[1]}"
-        if i.name == "arith.divf" and not self.fast and args[0] == "1.0":
-            return f"libdevice.rcp_rn({args[1]})"  # the same result as the division, in fewer instructions
+        vector = not i.shape.is_scalar
+        if i.name == "arith.divf" and vector and not self.fast and args[0] == "1.0":
+            # The same result as the division, in fewer instructions; for one number a row not worth its 1 KB.
+            self.libdevice = True
+            return f"libdevice.rcp_rn({args[1]})"
         return self.templates[i.name].format(*args)
 
     def store(self, i: Instruction) -> None:
         if self.permutes:
-            self.line("tl.debug_barrier()  # other threads read columns that this store may overwrite in place")
+            self.line(
+                "tl.debug_barrier()  # other threads read columns that this store may overwrite in place"
+            )
             self.permutes = False
         operand = self.pointer(i.text)
         value = self.arg(i.args[0])
@@ -237,12 +271,18 @@ class _Emitter:
         self.line(f"tile = (rows // 128) * blocks_k + {k} // 4")
         self.line(f"offset = (tile * 32 + rows % 32) * 16 + (rows % 128) // 32 * 4 + {k} % 4")
         inside = f"(rows < M) & ({k} < {groups})"
-        self.line(f"tl.store({operand} + offset, tl.where({inside}, {value}, 0), (rows < (M + 127) // 128 * 128) & ({k} < blocks_k * 4))")
+        self.line(
+            f"tl.store({operand} + offset, tl.where({inside}, {value}, 0), "
+            f"(rows < (M + 127) // 128 * 128) & ({k} < blocks_k * 4))"
+        )
 
-    # -- computation ---------------------------------------------------------------------------------------------------------------------
+    # -- computation -----------------------------------------------------------------------------------------
+    # ----------------------------
 
     def is_zero(self, number: int) -> bool:
-        """Whether lanes outside the tensor are surely 0: they need no mask before a sum or a maximum of magnitudes."""
+        """Whether lanes outside the tensor are surely 0: they need no mask before a sum or a maximum of
+        magnitudes.
+        """
         i = self.definitions[number]
         if i.name in ("kiln.load", "kiln.half", "kiln.take_row"):
             return not i.shape.is_scalar
@@ -290,10 +330,13 @@ class _Emitter:
 
     def emit(self, i: Instruction) -> None:
         special: dict[str, Callable[[Instruction], None]] = {
-            "kiln.load": self.load, "kiln.half": self.half, "kiln.take_row": self.take_row, "kiln.store": self.store,
+            "kiln.load": self.load, "kiln.half": self.half, "kiln.take_row": self.take_row,
+            "kiln.store": self.store,
             "linalg.reduce": self.reduce, "linalg.broadcast": self.broadcast, "tensor.splat": self.splat,
-            "tensor.expand_shape": self.reshape, "tensor.collapse_shape": self.reshape, "tensor.extract_slice": self.slice,
-            "kiln.take_element": self.take_element, "kiln.take_columns": self.take_columns, "kiln.permute": self.permute,
+            "tensor.expand_shape": self.reshape, "tensor.collapse_shape": self.reshape,
+            "tensor.extract_slice": self.slice,
+            "kiln.take_element": self.take_element, "kiln.take_columns": self.take_columns,
+            "kiln.permute": self.permute,
         }  # fmt: skip
         if i.name == "kiln.argument":
             self.names[i.result] = i.text
@@ -312,7 +355,8 @@ class _Emitter:
         else:
             self.set(i, self.expression(i, [self.arg(n) for n in i.args]))
 
-    # -- the function --------------------------------------------------------------------------------------------------------------------
+    # -- the function ----------------------------------------------------------------------------------------
+    # ----------------------------
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Pointers, then strides and table sizes, then scalars, then M and N."""
@@ -334,7 +378,9 @@ class _Emitter:
 
     def kernel(self, name: str) -> TritonKernel:
         parameters = self.parameters()
-        arguments = ", ".join([*(p.name for p in parameters), "P: tl.constexpr", "R: tl.constexpr", "LEVELS: tl.constexpr"])
+        arguments = ", ".join(
+            [*(p.name for p in parameters), "P: tl.constexpr", "R: tl.constexpr", "LEVELS: tl.constexpr"]
+        )
         if self.whole:
             self.line("rows = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]")
         else:
@@ -345,12 +391,16 @@ class _Emitter:
         for i in self.program.instructions:
             self.emit(i)
         body = "\n".join(self.lines)
-        source = f'{PRELUDE}\n\n@triton.jit\ndef {name}({arguments}):\n    """{self.op.doc}"""\n{body}\n'
+        imports = "from triton.language.extra import libdevice\n" if self.libdevice else ""
+        prelude = PRELUDE.replace("{imports}", imports)
+        source = f'{prelude}\n\n@triton.jit\ndef {name}({arguments}):\n    """{self.op.doc}"""\n{body}\n'
         return TritonKernel(name, source, parameters, self.whole, self.padded)
 
 
-def emit(program: RowProgram, op: Op, attrs: dict[str, bool | int | str], name: str, fast: bool = False) -> TritonKernel:
-    """The Triton source of a row program. `fast` uses native functions and free order (the op's `fast` mode)."""
+def emit(
+    program: RowProgram, op: Op, attrs: dict[str, bool | int | str], name: str, fast: bool = False
+) -> TritonKernel:
+    """The Triton source of a row program. `fast` uses native functions and free order (the op's `fast`
+    mode).
+    """
     return _Emitter(program, op, attrs, fast).kernel(name)
-
-

@@ -43,7 +43,9 @@ class Expand:
     name = "expand"
 
     def run(self, module: ir.Module) -> ir.Module:
-        """Rewrites in place; a recipe's ops are all expanded in one walk, since bodies hold no further ops."""
+        """Rewrites in place; a recipe's ops are all expanded in one walk, since bodies hold no further
+        ops.
+        """
         patterns = RewritePatternSet()
         for op in self.ops.values():
             if op.body is not None and not op.is_recipe:
@@ -68,7 +70,11 @@ def _inline(op: Op, operation: ir.Operation) -> list[ir.Value]:
     operands = list(operation.operands)
     for t, operand in zip(op.inputs, operands, strict=False):
         absent = isinstance(operand.type, ir.NoneType)
-        values[t.name] = None if absent else Value(machine, operand, signature.row_kind(op, t, attrs).shape, dtype_of(operand.type))
+        values[t.name] = (
+            None
+            if absent
+            else Value(machine, operand, signature.row_kind(op, t, attrs).shape, dtype_of(operand.type))
+        )
     for s, operand in zip(op.scalars, operands[len(op.inputs) :], strict=True):
         values[s.name] = Value(machine, operand, SCALAR, s.dtype)
     types = {

@@ -1,4 +1,6 @@
-"""functions: exp, tanh, erf and the code conversions are replaced by their exact expansions, unless the target has them as an instruction."""
+"""functions: exp, tanh, erf and the code conversions are replaced by their exact expansions, unless the
+target has them as an instruction.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from mlir import ir
 from mlir.rewrite import PatternRewriter, RewritePatternSet, walk_and_apply_patterns
 
 from kiln.compiler.passes.expand import dtype_of, width_argument
+from kiln.compiler.rowprogram import shape_of
 from kiln.ir.functions import FUNCTIONS
 from kiln.ir.language import Value
 from kiln.ir.trace import RowMachine
-from kiln.compiler.rowprogram import shape_of
 
 APPROXIMATE = frozenset({"math.exp", "kiln.logistic"})
 """What `fast` mode leaves to native approximations."""
@@ -21,7 +23,9 @@ APPROXIMATE = frozenset({"math.exp", "kiln.logistic"})
 
 @dataclass(frozen=True)
 class Functions:
-    """Options of the pass: what the target does natively, and whether native approximations are allowed (`fast` mode)."""
+    """Options of the pass: what the target does natively, and whether native approximations are allowed
+    (`fast` mode).
+    """
 
     features: frozenset[str]
     fast: bool = False
@@ -36,7 +40,9 @@ class Functions:
             native = approximate or function.feature in self.features
             if not native:
                 canonical = "canonical_nan" in self.features
-                patterns.add(name, _pattern(function.canonical if canonical and function.canonical else function.exact))
+                patterns.add(
+                    name, _pattern(function.canonical if canonical and function.canonical else function.exact)
+                )
         walk_and_apply_patterns(module.operation, patterns.freeze())
         return module
 

@@ -1,4 +1,6 @@
-"""rows: the recipe graph over whole tensors becomes one row program inside `scf.forall` over rows, with explicit loads and stores."""
+"""rows: the recipe graph over whole tensors becomes one row program inside `scf.forall` over rows, with
+explicit loads and stores.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ class Rows:
         mapping |= dict(scalars)
         for operation in graph.operations:
             if operation.operation.name == "func.return":
-                for (_, t), memory, value in zip(tensors[inputs:], arguments[inputs:], operation.operation.operands, strict=False):
+                for (_, t), memory, value in zip(
+                    tensors[inputs:], arguments[inputs:], operation.operation.operands, strict=False
+                ):
                     self._store(t, mapping[value], memory, row)
             else:
                 self._clone(operation.operation, mapping)
@@ -111,7 +115,9 @@ class Rows:
         return loaded
 
     def _store(self, t: Tensor, value: ir.Value, memory: ir.Value, row: ir.Value) -> None:
-        ir.Operation.create("kiln.store", operands=[value, memory, row], attributes={"layout": attribute(t.layout)})
+        ir.Operation.create(
+            "kiln.store", operands=[value, memory, row], attributes={"layout": attribute(t.layout)}
+        )
 
     def _clone(self, operation: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:
         """The same operation one level down: whole-tensor types become row types."""

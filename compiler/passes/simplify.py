@@ -1,4 +1,6 @@
-"""simplify: upstream common-subexpression elimination, then removal of what nothing reads. Nothing that could change a bit is folded."""
+"""simplify: upstream common-subexpression elimination, then removal of what nothing reads. Nothing that
+could change a bit is folded.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 from mlir import ir
 from mlir.passmanager import PassManager
 
-KEPT = frozenset({"kiln.store", "scf.forall", "scf.forall.in_parallel", "func.func", "func.return", "linalg.yield"})
+KEPT = frozenset(
+    {"kiln.store", "scf.forall", "scf.forall.in_parallel", "func.func", "func.return", "linalg.yield"}
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class Simplify:
 
 
 def _nested(operation: ir.Operation) -> list[ir.Operation]:
-    """Operations directly inside the function and its forall, in order (reduction regions stay with their operation)."""
+    """Operations directly inside the function and its forall, in order (reduction regions stay with their
+    operation).
+    """
     found: list[ir.Operation] = []
     for region in operation.regions:
         for block in region.blocks:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kiln.compiler.catalog import Catalog
 from kiln.ir.dtypes import F32
-from kiln.ir.spec import Op, Scalar, Tensor
+from kiln.ir.spec import Op, Scalar, Step, Tensor
 
 
 def _reference(**operands: Any) -> None:
@@ -19,7 +20,14 @@ def _op(name: str, doc: str = "", is_recipe: bool = False) -> Op:
         Tensor("y", F32, ("M", "N"), role="out"),
         Scalar("s", F32, default=2.0),
     )
-    return Op(name, "KERNEL-EW-NORM-ACT", operands, doc=doc, reference=_reference, is_recipe=is_recipe)
+    if is_recipe:
+        return Op(name, "KERNEL-EW-NORM-ACT", operands, doc=doc, steps=_steps, is_recipe=True)
+    return Op(name, "KERNEL-EW-NORM-ACT", operands, doc=doc, reference=_reference)
+
+
+def _steps(_: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Never asked: the fake backend plans the recipe."""
+    return ()
 
 
 def catalog() -> Catalog:

@@ -20,7 +20,7 @@ from kiln.ir.spec import Attr, DTypeVar, Op, Scalar, Tensor
 
 T = DTypeVar("T", (BF16, F32))
 X, OUT = Tensor("x", T, ("M", "N")), Tensor("out", T, ("M", "N"), "out")
-STREAM = Tensor("stream", T, ("M", "N"), "inout")
+ACC = Tensor("acc", T, ("M", "N"), "inout")
 K = Scalar("k", F32)
 
 
@@ -44,25 +44,35 @@ def _levels(x: Value) -> tuple[Value, Value]:
 
 
 LEVELS = Op(
-    "levels", "F",
-    (X, Tensor("out", U8, ("M", "N"), "out"), Tensor("tops", F32, ("M", ["floordiv", ["dim", "N"], 4]), "out", "strided")),
+    "levels",
+    "F",
+    (
+        X,
+        Tensor("out", U8, ("M", "N"), "out"),
+        Tensor("tops", F32, ("M", ["floordiv", ["dim", "N"], 4]), "out", "strided"),
+    ),
     body=_levels,
-)  # fmt: skip
+)
 
 
-def _chain(x: Value, stream: Value, k: Value) -> tuple[Value, Value]:
+def _chain(x: Value, acc: Value, k: Value) -> tuple[Value, Value]:
     total = call(JOIN, x, None)[0]
     return call(SHARE, call(GROW, total, k, twice=True)[0])[0], total
 
 
-CHAIN = Op("chain", "F", (X, STREAM, K, OUT), body=_chain, is_recipe=True, returns=("out", "stream"))
+CHAIN = Op("chain", "F", (X, ACC, K, OUT), body=_chain, is_recipe=True, returns=("out", "acc"))
 OPS: dict[str, Op] = {op.name: op for op in (GROW, SHARE, JOIN, LEVELS, CHAIN)}
 BF: dict[str, DType] = {"T": BF16}
 
 
 @contextmanager
 def lowered(
-    op: Op, until: str, attrs: Mapping[str, Any] | None = None, absent: tuple[str, ...] = (), features: frozenset[str] = frozenset(), fast: bool = False
+    op: Op,
+    until: str,
+    attrs: Mapping[str, Any] | None = None,
+    absent: tuple[str, ...] = (),
+    features: frozenset[str] = frozenset(),
+    fast: bool = False,
 ) -> Iterator[ir.Module]:
     """The module after the pass `until`, its context current."""  # fmt: skip
     with context(OPS.values()):

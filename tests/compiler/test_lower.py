@@ -92,7 +92,9 @@ def test_every_shipped_specialization_lowers(name: str) -> None:
             program = lower(_request(op, ship, *features), OWN).program
             written = {i.text for i in program.instructions if i.name == "kiln.store"}
             assert written == {f"{t.name}:out" for t in op.outputs if t.name not in ship.absent}
-            assert not any(i.name in ("math.exp", "math.tanh", "math.erf", "kiln.logistic") for i in program.instructions)
+            assert not any(
+                i.name in ("math.exp", "math.tanh", "math.erf", "kiln.logistic") for i in program.instructions
+            )
 
 
 def test_a_body_that_does_not_type_check_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""The kiln dialect: every declared op is registered, and MLIR's verifier refuses what its declaration does not allow."""
+"""The kiln dialect: every declared op is registered, and MLIR's verifier refuses what its declaration does
+not allow.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,16 @@ SAMPLE = Op(
     "sample",
     "F",
     (
-        Tensor("x", T, ("M", "N")), Tensor("w", T, ("N",), optional=True), Scalar("eps", F32), Tensor("ids", I64, ("M",)),
+        Tensor("x", T, ("M", "N")), Tensor("w", T, ("N",), optional=True), Scalar("eps", F32),
+        Tensor("ids", I64, ("M",)),
         Tensor("out", T, ("M", "N"), "out"), Tensor("codes", U8, ("M", ["floordiv", ["dim", "N"], 2]), "out"),
     ),
     attrs=(Attr("gemma", (False, True), False),),
     body=lambda **_: None,
 )  # fmt: skip
 TYPES = {
-    "x": "tensor<?x?xbf16>", "y": "tensor<?x?xf32>", "w": "tensor<?xbf16>", "v": "tensor<?xf32>", "eps": "f32", "ids": "tensor<?xi64>",
+    "x": "tensor<?x?xbf16>", "y": "tensor<?x?xf32>", "w": "tensor<?xbf16>", "v": "tensor<?xf32>",
+    "eps": "f32", "ids": "tensor<?xi64>",
 }  # fmt: skip
 
 
@@ -39,7 +43,9 @@ def registered() -> Iterator[ir.Context]:
         yield made
 
 
-def _module(operands: str, results: str = "tensor<?x?xbf16>, tensor<?x?xi8>", absent: bool = False) -> ir.Module:
+def _module(
+    operands: str, results: str = "tensor<?x?xbf16>, tensor<?x?xi8>", absent: bool = False
+) -> ir.Module:
     """`kiln.sample` on named arguments, built without verification, as if written in line 7 of body.py."""
     with ir.Location.file("body.py", 7, 3):
         types = [ir.Type.parse(t) for t in TYPES.values()]
@@ -83,7 +89,11 @@ def test_what_the_declaration_allows(operands: str, results: str) -> None:
         ("ids w ids eps", "tensor<?x?xbf16>, tensor<?x?xi8>", "does not satisfy the constraint"),
         ("x w ids w", "tensor<?x?xbf16>, tensor<?x?xi8>", "expected 'f32' but got 'tensor<?xbf16>'"),
         ("x w x eps", "tensor<?x?xbf16>, tensor<?x?xi8>", "does not satisfy the constraint"),
-        ("x w ids eps", "tensor<?x?xf32>, tensor<?x?xi8>", "expected 'tensor<?x?xbf16>' but got 'tensor<?x?xf32>'"),
+        (
+            "x w ids eps",
+            "tensor<?x?xf32>, tensor<?x?xi8>",
+            "expected 'tensor<?x?xbf16>' but got 'tensor<?x?xf32>'",
+        ),
         ("x w ids eps", "tensor<?x?xbf16>", "op expects exactly 2 results, but got 1"),
     ],
 )
@@ -103,7 +113,7 @@ def test_an_attribute_is_needed() -> None:
 @pytest.mark.parametrize("name", ["kiln.other", "mine.op"])
 def test_an_unknown_operation_is_refused(name: str) -> None:
     text = f'func.func @f(%x: f32) {{\n  "{name}"(%x) : (f32) -> ()\n  return\n}}'
-    with pytest.raises(ir.MLIRError, match="unregistered|not registered|unknown"):
+    with pytest.raises(ir.MLIRError, match=r"unregistered|not registered|unknown"):
         ir.Module.parse(text)
 
 

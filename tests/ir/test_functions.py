@@ -13,7 +13,7 @@ from kiln.ir.dtypes import F32
 from kiln.ir.functions import FUNCTIONS, canonical_to_e2m1
 from kiln.ir.interpret import NumpyMachine
 from kiln.ir.language import ROW, Value
-from kiln.tests.support.numbers import Array, bits32, codes
+from kiln.tests.support.numbers import Array, bits32, codes, single
 
 EXACT, IDEAL = NumpyMachine(1, 1, ideal=False), NumpyMachine(1, 1, ideal=True)
 SAMPLES = 200_000
@@ -22,8 +22,8 @@ SAMPLES = 200_000
 def run(name: str, x: Any, machine: NumpyMachine = EXACT) -> Array:
     """A function of a row of numbers."""
     value = machine.value(np.asarray(x, np.float32).reshape(1, -1), ROW, F32)
-    result: Array = machine.emit(name, (value,), ROW, FUNCTIONS[name].result).data
-    return result[0]
+    result: Array = machine.emit(name, (value,), ROW, FUNCTIONS[name].result).data[0]
+    return result
 
 
 def ulps(got: Array, want: Array) -> float:
@@ -36,7 +36,11 @@ def _want(name: str, x: Array) -> Array:
     wide = x.astype(np.float64)
     if name == "math.erf":
         return np.array([math.erf(v) for v in wide])
-    functions = {"math.exp": np.exp, "math.tanh": np.tanh, "kiln.logistic": lambda v: 1 / (1 + np.exp(-v))}
+    functions: dict[str, Any] = {
+        "math.exp": np.exp,
+        "math.tanh": np.tanh,
+        "kiln.logistic": lambda v: 1 / (1 + np.exp(-v)),
+    }
     return np.asarray(functions[name](wide))
 
 
@@ -81,7 +85,7 @@ INF, NAN = float("inf"), float("nan")
     ],
 )
 def test_special_values(name: str, x: list[float], want: list[float]) -> None:
-    assert bits32(run(name, x)) == bits32(np.float32(want))
+    assert bits32(run(name, x)) == bits32(single(want))
 
 
 @pytest.mark.parametrize("name", ["math.exp", "math.tanh", "math.erf", "kiln.logistic"])
@@ -104,22 +108,53 @@ def test_odd_functions_are_odd() -> None:
 def test_literals_of_the_exact_expansions() -> None:
     """The bits are the contract: a change of a coefficient shows here."""
     x = [1.0, -1.0, 0.5, 10.0, -20.5, 3.3]
-    assert bits32(run("math.exp", x)) == ["402df854", "3ebc5ab2", "3fd3094c", "46ac14ef", "30abd1d8", "41d8e6af"]
-    assert bits32(run("math.tanh", x)) == ["3f42f7d5", "bf42f7d5", "3eec9a9f", "3f800000", "bf800000", "3f7f4def"]
-    assert bits32(run("math.erf", x)) == ["3f57bb3d", "bf57bb3d", "3f053f7b", "3f800000", "bf800000", "3f7fffcd"]
-    assert bits32(run("kiln.logistic", x)) == ["3f3b26a8", "3e89b2b1", "3f1f597f", "3f7ffd06", "30abd1d8", "3f76e4cf"]
+    assert bits32(run("math.exp", x)) == [
+        "402df854",
+        "3ebc5ab2",
+        "3fd3094c",
+        "46ac14ef",
+        "30abd1d8",
+        "41d8e6af",
+    ]
+    assert bits32(run("math.tanh", x)) == [
+        "3f42f7d5",
+        "bf42f7d5",
+        "3eec9a9f",
+        "3f800000",
+        "bf800000",
+        "3f7f4def",
+    ]
+    assert bits32(run("math.erf", x)) == [
+        "3f57bb3d",
+        "bf57bb3d",
+        "3f053f7b",
+        "3f800000",
+        "bf800000",
+        "3f7fffcd",
+    ]
+    assert bits32(run("kiln.logistic", x)) == [
+        "3f3b26a8",
+        "3e89b2b1",
+        "3f1f597f",
+        "3f7ffd06",
+        "30abd1d8",
+        "3f76e4cf",
+    ]
 
 
-# -- codes -----------------------------------------------------------------------------------------------------------
+# -- codes
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _every_code_and_between(values: Array) -> Array:
-    """Each value, each midpoint of two neighbours, and the f32 next to each of them on both sides; both signs."""
+    """Each value, each midpoint of two neighbours, and the f32 next to each of them on both sides; both
+    signs.
+    """
     ordered = np.unique(np.abs(values[np.isfinite(values)]).astype(np.float64))
     points = np.concatenate([ordered, (ordered[1:] + ordered[:-1]) / 2]).astype(np.float32)
     near = [points, np.nextafter(points, np.float32(np.inf)), np.nextafter(points, np.float32(-1))]
-    both = np.concatenate([*near, [-p for p in near][0], [-p for p in near][1], [-p for p in near][2]])
-    extra = np.float32([449, 464, 480, 1e9, 3e38, np.inf, 1e-30, 1e-45, 0])
+    both = np.concatenate([*near, *(-p for p in near)])
+    extra = single([449, 464, 480, 1e9, 3e38, np.inf, 1e-30, 1e-45, 0])
     return np.concatenate([both, extra, -extra]).astype(np.float32)
 
 

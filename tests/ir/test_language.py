@@ -111,7 +111,10 @@ def test_shapes_combine_with_scalars_and_with_themselves() -> None:
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: value(BF16) + value(BF16), "cannot add bf16 and bf16; arithmetic is on f32 or i32, convert with .to(F32)"),
+    (
+        lambda: value(BF16) + value(BF16),
+        "cannot add bf16 and bf16; arithmetic is on f32 or i32, convert with .to(F32)",
+    ),
     (lambda: value(F32) * value(I32), "cannot mul f32 and i32"),
     (lambda: value(F16) - 1.0, "cannot sub f16 and f16"),
     (lambda: value(I32) / 2, "/ takes f32, not i32; divide() is for i32"),
@@ -138,8 +141,14 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: L.fma(value(F32), value(I32), 1.0), "fma takes f32, not i32"),
     (lambda: L.maximum(value(I32), 0), "arith.maximumf takes f32, not i32"),
     (lambda: L.min_number(value(F32), value(BF16)), "arith.minnumf takes f32, not bf16"),
-    (lambda: L.select(value(F32) > 0.0, value(F32), value(I32)), "select takes two values of one type, not f32 and i32"),
-    (lambda: L.select(value(F32), value(F32), 0.0), "select's condition takes bool, not f32; compare two values"),
+    (
+        lambda: L.select(value(F32) > 0.0, value(F32), value(I32)),
+        "select takes two values of one type, not f32 and i32",
+    ),
+    (
+        lambda: L.select(value(F32), value(F32), 0.0),
+        "select's condition takes bool, not f32; compare two values",
+    ),
     (lambda: L.is_nan(value(I32)), "is_nan takes f32, not i32"),
     (lambda: L.row_sum(value(BF16)), "a reduction takes f32, not bf16"),
     (lambda: L.row_sum(L.group(value(), 4)), "a reduction over the row takes a row"),
@@ -156,7 +165,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: L.permute(L.group(value(), 2), value(I32)), "permute takes a row"),
     (lambda: value() + L.group(value(), 2), "do not combine; group or ungroup one of them"),
     (lambda: value() + value(shape=DOUBLE), "do not combine"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("build", "message"), REFUSED, ids=range(len(REFUSED)))
@@ -170,9 +179,15 @@ def test_what_is_refused(build: Callable[[], Any], message: str) -> None:
 
 
 T = DTypeVar("T", (BF16, F32))
-OPERANDS = (Tensor("x", T, ("M", "N")), Tensor("w", T, ("N",), optional=True), Scalar("a", F32), Scalar("b", F32, 2.0))
+OPERANDS = (
+    Tensor("x", T, ("M", "N")),
+    Tensor("w", T, ("N",), optional=True),
+    Scalar("a", F32),
+    Scalar("b", F32, 2.0),
+)
 CALLED = Op(
-    "called", "F", (*OPERANDS, Tensor("out", T, ("M", "N"), "out")), attrs=(Attr("negate", (False, True), False),),
+    "called", "F", (*OPERANDS, Tensor("out", T, ("M", "N"), "out")),
+    attrs=(Attr("negate", (False, True), False),),
     body=lambda x, w, a, b, negate: x.to(F32) * (-a if negate else a) + b + (0.0 if w is None else w.to(F32)),
 )  # fmt: skip
 

@@ -42,7 +42,10 @@ def test_returns_give_the_order_of_the_outputs() -> None:
 
 
 def test_shapes_become_expressions() -> None:
-    assert Tensor("p", U8, ("M", ["floordiv", ["dim", "N"], 2])).dims == (["dim", "M"], ["floordiv", ["dim", "N"], 2])
+    assert Tensor("p", U8, ("M", ["floordiv", ["dim", "N"], 2])).dims == (
+        ["dim", "M"],
+        ["floordiv", ["dim", "N"], 2],
+    )
 
 
 def test_declarations_are_frozen() -> None:
@@ -79,8 +82,14 @@ def test_sizes_are_fractions_of_the_width(expr: Any, want: Fraction | None) -> N
         (("M", 1), signature.RowKind(SCALAR, per_row=True)),
         (("V", "N"), signature.RowKind(ROW, per_row=True, table=True)),
         (("M", ["mul", 2, ["dim", "N"]]), signature.RowKind(Shape(Fraction(2)), per_row=True)),
-        (("M", ["floordiv", ["dim", "N"], ["attr", "size"]]), signature.RowKind(Shape(Fraction(1, 64)), per_row=True)),
-        ((["roundup", ["dim", "M"], 128], ["roundup", ["dim", "N"], 4]), signature.RowKind(ROW, per_row=True)),
+        (
+            ("M", ["floordiv", ["dim", "N"], ["attr", "size"]]),
+            signature.RowKind(Shape(Fraction(1, 64)), per_row=True),
+        ),
+        (
+            (["roundup", ["dim", "M"], 128], ["roundup", ["dim", "N"], 4]),
+            signature.RowKind(ROW, per_row=True),
+        ),
     ],
 )
 def test_how_an_operand_looks_from_one_row(shape: Any, want: signature.RowKind) -> None:
@@ -96,7 +105,9 @@ def test_attributes_have_their_defaults() -> None:
 
 @pytest.mark.parametrize("shape", [("M", "K", "N"), ("M", "K")])
 def test_a_shape_that_rows_cannot_have(shape: Any) -> None:
-    with pytest.raises(DeclarationError, match=r"op sample: operand t has shape .* a row operand is \(M, k\*N\)"):
+    with pytest.raises(
+        DeclarationError, match=r"op sample: operand t has shape .* a row operand is \(M, k\*N\)"
+    ):
         signature.row_kind(_op(X), Tensor("t", F32, shape))
 
 

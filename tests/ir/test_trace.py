@@ -12,15 +12,15 @@ from mlir import ir
 from kiln.ir import trace
 from kiln.ir.diagnostics import DeclarationError, TypeCheckError
 from kiln.ir.dialect import context
-from kiln.ir.dtypes import BF16, F16, F32
+from kiln.ir.dtypes import F16, F32
 from kiln.ir.language import Value, call
 from kiln.ir.record import record, reduces_rows
 from kiln.ir.spec import Op, Tensor
-from kiln.tests.compiler.lowering import BF, CHAIN, GROW, JOIN, K, LEVELS, OPS, OUT, SHARE, STREAM, X
+from kiln.tests.compiler.lowering import ACC, BF, CHAIN, GROW, JOIN, LEVELS, OPS, OUT, SHARE, K, X
 
 
 def _graph(op: Op, **fields: Any) -> str:
-    with context([*OPS.values(), *([] if op.is_recipe else [op])]):
+    with context(OPS.values()):
         return str(trace.graph(op, BF, fields.get("attrs", {}), fields.get("absent", ())))
 
 
@@ -54,14 +54,21 @@ def test_operations_carry_the_recipes_lines() -> None:
 
 
 def _recipe(body: Any, *operands: Any) -> Op:
-    return Op("mine", "F", operands or (X, STREAM, K, OUT), body=body, is_recipe=True, returns=() if operands else ("out", "stream"))
+    return Op(
+        "mine",
+        "F",
+        operands or (X, ACC, K, OUT),
+        body=body,
+        is_recipe=True,
+        returns=() if operands else ("out", "acc"),
+    )
 
 
-def _arithmetic(x: Value, stream: Value, k: Value) -> tuple[Value, Value]:
-    return x.to(F32) * k, stream
+def _arithmetic(x: Value, acc: Value, k: Value) -> tuple[Value, Value]:
+    return x.to(F32) * k, acc
 
 
-def _wrong_type(x: Value, stream: Value, k: Value) -> tuple[Value, Value]:
+def _wrong_type(x: Value, acc: Value, k: Value) -> tuple[Value, Value]:
     wide = call(LEVELS, x)[1]
     return call(SHARE, wide)[0], call(JOIN, x, wide)[0]
 
@@ -98,7 +105,9 @@ def test_recording_lists_calls_without_mlir() -> None:
     assert recorder.operations == []
 
 
-@pytest.mark.parametrize(("op", "want"), [(SHARE, True), (CHAIN, True), (GROW, False), (LEVELS, False), (JOIN, False)])
+@pytest.mark.parametrize(
+    ("op", "want"), [(SHARE, True), (CHAIN, True), (GROW, False), (LEVELS, False), (JOIN, False)]
+)
 def test_which_bodies_need_whole_rows(op: Op, want: bool) -> None:
     assert reduces_rows(op, BF, {}, ()) == want
 

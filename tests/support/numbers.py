@@ -33,6 +33,11 @@ def f32(*values: float) -> Array:
     return np.array([values], np.float32)
 
 
+def single(values: Any) -> Array:
+    """An f32 array."""
+    return np.array(values, np.float32)
+
+
 def lcg_row(seed: int, width: int) -> Array:
     """One bf16 row from s = 1664525 s + 1013904223 (mod 2**32): ((s >> 8) / 2**24) * 6 - 3."""
     state, values = seed, np.empty(width)

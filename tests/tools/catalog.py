@@ -9,7 +9,10 @@ from kiln.ir.spec import Op, Scalar, Tensor
 
 def _op(name: str, family: str, is_recipe: bool = False) -> Op:
     x, y = Tensor("x", F32, ("M", "N")), Tensor("y", F32, ("M", "N"), role="out")
-    return Op(name, family, (x, Scalar("s", F32, 2.0), y), doc=f"The op {name}.", is_recipe=is_recipe)
+    operands, doc = (x, Scalar("s", F32, 2.0), y), f"The op {name}."
+    if is_recipe:
+        return Op(name, family, operands, doc=doc, steps=lambda _: (), is_recipe=True)
+    return Op(name, family, operands, doc=doc, reference=lambda **_: ())
 
 
 def catalog() -> Catalog:

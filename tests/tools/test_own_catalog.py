@@ -52,7 +52,8 @@ def test_it_is_built_and_verified(kiln_json: RunJson, tree: Path) -> None:
     assert kiln_json("verify", tree)[1]["ok"]
     kernels = {(k["op"], k["tier"]) for k in _manifest(tree, CUDA)["kernels"]}
     assert kernels == {
-        ("leaky_relu", "primitive"), ("add_scaled", "primitive"), ("clipped", "generated"), ("silu", "generated"),
+        ("leaky_relu", "primitive"), ("add_scaled", "primitive"), ("clipped", "generated"),
+        ("silu", "generated"),
         ("clipped_silu", "fused"),
     }  # fmt: skip
     assert {k["op"] for k in _manifest(tree, CPU)["kernels"]} == {"clipped", "silu", "clipped_silu"}
@@ -60,7 +61,9 @@ def test_it_is_built_and_verified(kiln_json: RunJson, tree: Path) -> None:
 
 
 def test_the_launch_contract_is_the_kernels(tree: Path) -> None:
-    kernels = {k["variant"]: k for k in _manifest(tree, CUDA)["kernels"] if k["op"] in ("leaky_relu", "add_scaled")}
+    kernels = {
+        k["variant"]: k for k in _manifest(tree, CUDA)["kernels"] if k["op"] in ("leaky_relu", "add_scaled")
+    }
     hidden = ["global_scratch", "profile_scratch"]
     assert [p["name"] for p in kernels["bf16_block256"]["params"]] == [
         "x", "out", "stride_xm", "stride_om", "n_cols", "slope", *hidden,
@@ -122,12 +125,15 @@ def test_planning_imports_no_compiler() -> None:
     import subprocess
 
     code = (
-        "import sys; from kiln.compiler.catalog import load; from kiln.backends.cuda.backend import CudaBackend\n"
+        "import sys\n"
+        "from kiln.compiler.catalog import load\nfrom kiln.backends.cuda.backend import CudaBackend\n"
         "own = load(('kiln.recipes', 'my_kernels')); CudaBackend().plan(own.ops, own.names, 'sm_90a')\n"
         "print([m for m in ('triton', 'mlir', 'ziglang') if m in sys.modules])"
     )
     env = {"PYTHONPATH": f"{ROOT / '.typing'}:{CATALOGS}", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd="/", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd="/", capture_output=True, text=True, check=False
+    )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
@@ -177,7 +183,9 @@ def test_a_catalog_that_is_none(
 
 
 def test_a_catalog_in_the_current_folder(kiln: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = _package(tmp_path, OPS + "def catalog():\n    return Catalog((Op('mine', 'F', (X, OUT), body=lambda x: x),))")
+    name = _package(
+        tmp_path, OPS + "def catalog():\n    return Catalog((Op('mine', 'F', (X, OUT), body=lambda x: x),))"
+    )
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert kiln("list", "--catalog", name)[0] == 2
     monkeypatch.chdir(tmp_path)

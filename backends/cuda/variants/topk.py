@@ -256,5 +256,9 @@ def _split(s: Split, priority: int) -> PrimitivePlan:
 
 DTYPE_NAMES = (F32.name, BF16.name)
 
-PRIMITIVES: tuple[CudaPrimitive, ...] = (ROW, *(row for s in SCANS for row in _tiles(s)), *map(_merge, MERGES))
+PRIMITIVES: tuple[CudaPrimitive, ...] = (
+    ROW,
+    *(row for s in SCANS for row in _tiles(s)),
+    *map(_merge, MERGES),
+)
 PLANS: tuple[PrimitivePlan, ...] = tuple(_split(s, len(SPLITS) - i) for i, s in enumerate(SPLITS))

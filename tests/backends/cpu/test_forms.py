@@ -7,6 +7,7 @@ import ctypes
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,16 @@ FORMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
-def library(op: Op, tier: str) -> tuple[ctypes.CDLL, list[dict[str, Any]]]:
-    """The entry `own` of an op of this file, loaded, and its parameters."""
+def declared(name: str) -> Op:
+    """The op of a form."""
+    body, operands = FORMS[name]
+    return Op(name, "TEST", operands, body=body)
+
+
+@cache
+def compiled(name: str, tier: str) -> tuple[ctypes.CDLL, list[dict[str, Any]]]:
+    """The entry `own` of a form, loaded, and its parameters."""
+    op = declared(name)
     entry = emit(op, lower(Request(op, {}), {op.name: op}).program, {}, {}, "own")
     target = TARGETS[NATIVE]
     data = shared_object(
@@ -85,7 +94,7 @@ def library(op: Op, tier: str) -> tuple[ctypes.CDLL, list[dict[str, Any]]]:
 
 def call(op: Op, tier: str, memory: Mapping[tuple[str, str], Guarded], rows: int, width: int) -> None:
     """Run all rows."""
-    loaded, params = library(op, tier)
+    loaded, params = compiled(op.name, tier)
     env = Env()
     env.dims = {"M": rows, "N": width}
     env.strides = {operand: g.stride for (operand, _), g in memory.items()}
@@ -102,8 +111,7 @@ def call(op: Op, tier: str, memory: Mapping[tuple[str, str], Guarded], rows: int
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_bits(name: str, tier: str) -> None:
-    body, operands = FORMS[name]
-    op = Op(name, "TEST", operands, body=body)
+    op = declared(name)
     rng = np.random.default_rng(4)
     for rows, width in ((2, 16), (3, 41), (2, 300), (1, 9001)):
         if name == "turned" and width > 8192:

@@ -1,4 +1,6 @@
-"""A catalog of one's own: Triton kernels with their declarations, and an op and a recipe that Kiln generates."""
+"""A catalog of one's own: Triton kernels with their declarations, and an op and a recipe that Kiln
+generates.
+"""
 
 from typing import Any
 
@@ -46,7 +48,12 @@ def add_scaled_reference(*, x: Array, acc: Array, bias: Array | None, scale: flo
 ADD_SCALED = triton_op(
     "add_scaled",
     "my_kernels.kernels:add_scaled_kernel",
-    (X, Tensor("acc", F32, ("M", "N"), "inout"), Tensor("bias", T, ("N",), optional=True), Scalar("scale", F32)),
+    (
+        X,
+        Tensor("acc", F32, ("M", "N"), "inout"),
+        Tensor("bias", T, ("N",), optional=True),
+        Scalar("scale", F32),
+    ),
     family="MY-KERNELS",
     reference=add_scaled_reference,
     grid=("M", ["cdiv", "N", "BLOCK"]),

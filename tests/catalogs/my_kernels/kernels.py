@@ -20,8 +20,20 @@ def leaky_relu_kernel(x, out, stride_xm, stride_om, n_cols, slope, BLOCK: tl.con
 
 
 @triton.jit
-def add_scaled_kernel(x, acc, HAS_BIAS: tl.constexpr, bias, acc_out, scale, x_stride, acc_stride, acc_out_stride, M, N,
-                      BLOCK: tl.constexpr = 128):  # fmt: skip
+def add_scaled_kernel(
+    x,
+    acc,
+    HAS_BIAS: tl.constexpr,
+    bias,
+    acc_out,
+    scale,
+    x_stride,
+    acc_stride,
+    acc_out_stride,
+    M,
+    N,
+    BLOCK: tl.constexpr = 128,
+):
     """acc += scale * (x + bias), in place or not; the bias may be absent."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

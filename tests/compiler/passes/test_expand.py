@@ -54,7 +54,9 @@ def test_what_is_not_expanded_is_refused() -> None:
     with lowered(CHAIN, "rows") as module:
         without = {n: op for n, op in OPS.items() if n != "grow"}
         module = Expand(without).run(module)
-        with pytest.raises(LegalityError, match=re.escape("kiln.grow is not legal after stage expand")) as caught:
+        with pytest.raises(
+            LegalityError, match=re.escape("kiln.grow is not legal after stage expand")
+        ) as caught:
             check_stage(module, "expand")
     assert body_file() in caught.value.location
 
@@ -72,5 +74,10 @@ def test_a_body_that_does_not_type_check_is_refused_at_its_line() -> None:
 
 def test_element_types_are_read_from_any_shape() -> None:
     with ir.Context(), ir.Location.unknown():
-        for text, want in (("f32", F32), ("tensor<?xbf16>", BF16), ("memref<?x?xf32>", F32), ("tensor<?x4xbf16>", BF16)):
+        for text, want in (
+            ("f32", F32),
+            ("tensor<?xbf16>", BF16),
+            ("memref<?x?xf32>", F32),
+            ("tensor<?x4xbf16>", BF16),
+        ):
             assert dtype_of(ir.Type.parse(text)) is want

@@ -1,4 +1,6 @@
-"""functions: exp and its like are spelled out, unless the target has them natively or the fast mode is asked for."""
+"""functions: exp and its like are spelled out, unless the target has them natively or the fast mode is
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def test_a_function_of_groups_keeps_its_shape() -> None:
 def _cosine() -> ir.Module:
     text = (
         "func.func @f(%x: f32, %m: memref<?xf32>, %r: index, %w: index) {\n"
-        '  %y = math.cos %x : f32\n  "kiln.store"(%y, %m, %r) {layout = "rows"} : (f32, memref<?xf32>, index) -> ()\n'
+        "  %y = math.cos %x : f32\n"
+        '  "kiln.store"(%y, %m, %r) {layout = "rows"} : (f32, memref<?xf32>, index) -> ()\n'
         "  return\n}"
     )
     return ir.Module.parse(text)

@@ -16,14 +16,15 @@ def test_a_recipe_becomes_one_row() -> None:
         verify(module)
         check_stage(module, "rows")
         assert names(module) == [
-            "func.func", "scf.forall", "kiln.load", "kiln.load", "kiln.absent", "kiln.join", "kiln.grow", "kiln.share",
+            "func.func", "scf.forall", "kiln.load", "kiln.load", "kiln.absent", "kiln.join", "kiln.grow",
+            "kiln.share",
             "kiln.store", "kiln.store", "scf.forall.in_parallel", "func.return",
         ]  # fmt: skip
 
 
 def test_memory_has_both_sides_of_an_in_out_operand() -> None:
     with lowered(CHAIN, "rows") as module:
-        assert '["x", "stream", "out:out", "stream:out", "k", "%rows", "%width"]' in str(module)
+        assert '["x", "acc", "out:out", "acc:out", "k", "%rows", "%width"]' in str(module)
 
 
 def test_an_absent_operand_has_no_memory() -> None:

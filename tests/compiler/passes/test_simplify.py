@@ -29,7 +29,9 @@ STORE = '"kiln.store"(%y, %m, %r) {layout = "rows"} : (f32, memref<?xf32>, index
 
 
 def test_equal_operations_are_merged() -> None:
-    body = f"%a = arith.mulf %x, %x : f32\n%b = arith.mulf %x, %x : f32\n%y = arith.addf %a, %b : f32\n{STORE}"
+    body = (
+        f"%a = arith.mulf %x, %x : f32\n%b = arith.mulf %x, %x : f32\n%y = arith.addf %a, %b : f32\n{STORE}"
+    )
     assert _simplified(body) == ["func.func", "arith.mulf", "arith.addf", "kiln.store", "func.return"]
 
 
@@ -54,7 +56,9 @@ def test_no_arithmetic_is_folded(operation: str, constant: str) -> None:
 
 
 def test_constants_are_not_combined() -> None:
-    body = f"%a = arith.constant 1.0 : f32\n%b = arith.constant 3.0 : f32\n%y = arith.divf %a, %b : f32\n{STORE}"
+    body = (
+        f"%a = arith.constant 1.0 : f32\n%b = arith.constant 3.0 : f32\n%y = arith.divf %a, %b : f32\n{STORE}"
+    )
     assert "arith.divf" in _simplified(body)
 
 
