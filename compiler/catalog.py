@@ -12,8 +12,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from kiln.compiler.digest import module_closure, side_of
 from kiln.compiler.errors import CheckError
 from kiln.compiler.validate import validate
 from kiln.ir.diagnostics import DeclarationError
@@ -42,6 +44,11 @@ class Loaded:
     realizations: tuple[Any, ...]
     modules: Mapping[str, str]
     """The module that declares each op's body or reference."""
+
+    def sources(self, op: str) -> tuple[Path, ...]:
+        """Files that an op's meaning depends on: its module, and what that imports of any catalog."""
+        sides = frozenset({OWN, *map(side_of, self.modules.values())})
+        return module_closure(self.modules[op], sides)
 
 
 def _package(name: str) -> Catalog:

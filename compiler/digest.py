@@ -35,13 +35,13 @@ def core_sources() -> tuple[Path, ...]:
 
 
 @lru_cache(maxsize=256)
-def module_closure(name: str) -> tuple[Path, ...]:
-    """A module's file, and those of the modules it imports from its own side, at any depth.
+def module_closure(name: str, others: frozenset[str] = frozenset()) -> tuple[Path, ...]:
+    """A module's file, and those of the modules it imports from its own side or `others`, at any depth.
 
     Its own side: its top-level package (for Kiln's own modules the layer, `kiln.recipes`), and the folder it
     lies in. The files are parsed, not imported: a kernel's module would bring Triton in.
     """
-    own = _side(name)
+    own = {side_of(name), *others}
     seen: dict[str, Path] = {}
     pending = [name]
     while pending:
@@ -52,12 +52,13 @@ def module_closure(name: str) -> tuple[Path, ...]:
         seen[current] = path
         beside = path.parent
         for imported in _imports(path, current):
-            if _side(imported) == own or _lies_in(imported, beside):
+            if side_of(imported) in own or _lies_in(imported, beside):
                 pending.append(imported)
     return tuple(dict.fromkeys(seen[k] for k in sorted(seen)))
 
 
-def _side(name: str) -> str:
+def side_of(name: str) -> str:
+    """The top-level package of a module; of Kiln's own the layer."""
     parts = name.split(".")
     return ".".join(parts[:2] if parts[0] == "kiln" else parts[:1])
 

@@ -199,17 +199,13 @@ def _result_faults(op: Op, ship: Ship, recorder: Recorder, produced: list[str | 
         if value not in made:
             yield f"returns {value} as {tensor.name}: no op writes it; call one, such as copy"
         elif value in owners:
-            yield (
-                f"returns one value as {owners[value]} and {tensor.name}; each written operand needs a value of "
-                "its own"
-            )
+            both = f"{owners[value]} and {tensor.name}"
+            yield f"returns one value as {both}; each written operand needs a value of its own"
         owners[value] = tensor.name
         if tensor.role == "inout":
             for name in _late_readers(recorder, tensor.name, value):
-                yield (
-                    f"{name} reads {tensor.name} after it was overwritten; use its new value, or copy it "
-                    "first"
-                )
+                late = f"{name} reads {tensor.name} after it was overwritten"
+                yield f"{late}; use its new value, or copy the old one first"
 
 
 def _late_readers(recorder: Recorder, operand: str, written: str) -> Iterator[str]:

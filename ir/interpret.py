@@ -202,8 +202,7 @@ def run(
     """Outputs of an expressible op on NumPy operands (tensors and scalars by name), in return order.
 
     `exact` (default) gives the contract's bits in the storage types; `ideal=True` gives float64 values
-    (codes stay u8). Swizzled scale outputs come in the linear layout (M, groups): see
-    `kiln.ir.layouts.swizzle`.
+    (codes stay u8). Swizzled scale outputs come in the linear layout (M, groups).
     """
     if op.steps is not None:
         return _run_pipeline(op, arrays, attrs or {}, dtypes or {}, ideal)

@@ -127,7 +127,7 @@ SIGMOID_GATE = Op(
     body=_sigmoid_gate,
     ship=(
         Ship({"T": BF16, "U": F32, "O": BF16}),
-        Ship({"T": BF16, "U": BF16, "O": BF16}),
+        Ship({"T": BF16, "U": BF16, "O": BF16}, rare=True),
         Ship({"T": F32, "U": F32, "O": BF16}, rare=True),
     ),
     doc="x * sigmoid(gate)",
@@ -166,7 +166,7 @@ MUL = Op(
     FAMILY,
     (Tensor("a", T, ("M", "N")), Tensor("b", T, ("M", "N")), Tensor("out", T, ("M", "N"), "out")),
     body=lambda a, b: a.to(F32) * b.to(F32),
-    ship=(Ship({"T": BF16}), Ship({"T": F32})),
+    ship=(Ship({"T": BF16}), Ship({"T": F32}, rare=True)),
     doc="a * b in f32, rounded once",
 )
 
@@ -175,7 +175,7 @@ MUL_SCALAR = Op(
     FAMILY,
     (Tensor("x", T, ("M", "N")), Scalar("factor", F32), Tensor("out", T, ("M", "N"), "out")),
     body=lambda x, factor: x.to(F32) * factor,
-    ship=(Ship({"T": BF16}), Ship({"T": F32})),
+    ship=(Ship({"T": BF16}), Ship({"T": F32}, rare=True)),
     doc="x * factor",
 )
 
@@ -184,7 +184,7 @@ MUL_COLUMNS = Op(
     FAMILY,
     (Tensor("x", T, ("M", "N")), Tensor("alpha", F32, ("N",)), Tensor("out", T, ("M", "N"), "out")),
     body=lambda x, alpha: x.to(F32) * alpha,
-    ship=(Ship({"T": BF16}), Ship({"T": F32})),
+    ship=(Ship({"T": BF16}), Ship({"T": F32}, rare=True)),
     doc="x[m, n] * alpha[n]",
 )
 
@@ -197,7 +197,7 @@ SOFT_CAP = Op(
         Tensor("out", T, ("M", "N"), "out"),
     ),
     body=lambda x, cap: cap * tanh(x.to(F32) / cap),
-    ship=(Ship({"T": BF16}), Ship({"T": F32})),
+    ship=(Ship({"T": F32}), Ship({"T": BF16}, rare=True)),
     doc="cap * tanh(x / cap)",
 )
 
@@ -206,8 +206,10 @@ CAST = Op(
     FAMILY,
     (Tensor("x", T, ("M", "N")), Tensor("out", O, ("M", "N"), "out")),
     body=lambda x: x,
-    ship=tuple(Ship({"T": a, "O": b}) for a, b in ((F32, BF16), (BF16, F32), (F32, F16), (F16, F32)))
-    + tuple(Ship({"T": a, "O": b}, rare=True) for a, b in ((F16, BF16), (BF16, F16))),
+    ship=tuple(Ship({"T": a, "O": b}) for a, b in ((F32, BF16), (BF16, F32)))
+    + tuple(
+        Ship({"T": a, "O": b}, rare=True) for a, b in ((F32, F16), (F16, F32), (F16, BF16), (BF16, F16))
+    ),
     doc="convert, rounding once to nearest even",
 )
 

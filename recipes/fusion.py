@@ -97,7 +97,7 @@ RMS_NORM_QUANT_FP8 = recipe(
     attrs=(Attr("gemma", (False, True), True),),
     returns=("out", "residual", "normed"),
     ship=(
-        Ship(BF16_NORM, widths=GEMMA_WIDTHS, absent=("normed",)),
+        Ship(BF16_NORM, widths=(5120,), absent=("normed",)),
         Ship(BF16_NORM, {"gemma": False}, widths=PLAIN_WIDTHS, absent=("normed",)),
         Ship(BF16_NORM, {"gemma": False}, widths=ALONE_WIDTHS, absent=("normed", "residual")),
         Ship(BF16_NORM, rare=True),
@@ -172,7 +172,7 @@ RMS_NORM_QUANT_FP8_TOKEN = recipe(
     returns=("out", "scales", "residual"),
     ship=(
         Ship(BF16_NORM, widths=norm.HIDDEN[1:]),
-        Ship(BF16_NORM, widths=ALONE_WIDTHS, absent=("residual",)),
+        Ship(BF16_NORM, absent=("residual",), rare=True),
     ),
     doc="(residual += x;) fp8 per token of the bf16 norm",
 )
@@ -195,7 +195,7 @@ RMS_NORM_QUANT_FP8_GROUP = recipe(
     returns=("out", "scales", "residual"),
     ship=(
         Ship(BF16_NORM, widths=PLAIN_WIDTHS),
-        Ship(BF16_NORM, widths=ALONE_WIDTHS, absent=("residual",)),
+        Ship(BF16_NORM, absent=("residual",), rare=True),
     ),
     doc="(residual += x;) fp8 per group of the bf16 norm",
 )

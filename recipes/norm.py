@@ -54,7 +54,7 @@ RMS_NORM = Op(
         Ship({"T": BF16, "W": BF16, "O": BF16}, widths=(128, *HIDDEN, ANY), unaligned=True),
         Ship({"T": BF16, "W": BF16, "O": BF16}, {"gemma": True}, widths=(256, 2048, 5120)),
         Ship({"T": F32, "W": F32, "O": F32}),
-        Ship({"T": BF16, "O": BF16}, absent=("weight",)),
+        Ship({"T": BF16, "O": BF16}, absent=("weight",), rare=True),
         Ship({"T": F32, "W": BF16, "O": BF16}),
         Ship({"T": BF16, "W": F32, "O": BF16}, rare=True),
         Ship({"T": F16, "W": F16, "O": F16}, rare=True),
@@ -86,7 +86,7 @@ LAYER_NORM = Op(
     body=_layer_norm,
     ship=(
         Ship({"T": BF16, "W": BF16, "O": BF16}),
-        Ship({"T": F32, "W": F32, "O": F32}),
+        Ship({"T": F32, "W": F32, "O": F32}, rare=True),
         Ship({"T": F32, "O": F32}, absent=("weight", "bias"), rare=True),
     ),
     doc="two-pass, biased variance: y = (x - mean) / sqrt(var + eps) * weight + bias",
@@ -131,7 +131,7 @@ L2_NORM = Op(
     family=FAMILY,
     operands=(Tensor("x", T, ("M", "N")), EPS, Tensor("out", T, ("M", "N"), "out")),
     body=_l2_norm,
-    ship=(Ship({"T": BF16}, widths=(128,)), Ship({"T": F32}, widths=(128,))),
+    ship=(Ship({"T": BF16}, widths=(128,)), Ship({"T": F32}, rare=True)),
     doc="y = x / sqrt(sum(x**2) + eps): the sum, not the mean",
 )
 
@@ -147,7 +147,7 @@ SOFTMAX = Op(
     family=FAMILY,
     operands=(Tensor("x", T, ("M", "N")), Tensor("out", T, ("M", "N"), "out")),
     body=_softmax,
-    ship=(Ship({"T": BF16}), Ship({"T": F32})),
+    ship=(Ship({"T": F32}), Ship({"T": BF16}, rare=True)),
     doc="exp(x - max) / sum over the last axis; NaN in, or no finite element: the row is NaN",
 )
 

@@ -50,7 +50,7 @@ GROUPS16: Expr = ["floordiv", ["dim", "N"], 16]
 GROUPS: Expr = ["floordiv", ["dim", "N"], ["attr", "group"]]
 BY16 = (["divisible", ["dim", "N"], 16], "N must be a multiple of 16")
 BY_GROUP = (["eq", ["mod", ["dim", "N"], ["attr", "group"]], 0], "N must be a multiple of the group")
-EACH = (Ship({"T": BF16}), Ship({"T": F32}))
+EACH = (Ship({"T": BF16}), Ship({"T": F32}, rare=True))
 
 
 def quantize_fp8(x: Value, scale: Value) -> Value:
@@ -84,7 +84,7 @@ QUANT_FP8_TOKEN = Op(
         Tensor("scales", F32, ("M",), "out", "dense"),
     ),
     body=_quant_fp8_token,
-    ship=(Ship({"T": BF16}, widths=(4096, 5120, 7168, ANY)), Ship({"T": F32}, rare=True)),
+    ship=(Ship({"T": BF16}, widths=(5120, 7168, ANY)), Ship({"T": F32}, rare=True)),
     doc="one scale per row: max(min(amax, upper_bound) / 448, 1 / (448 * 512))",
 )
 
@@ -153,7 +153,7 @@ def _fp4_op(swizzled: bool) -> Op:
         (Tensor("x", T, ("M", "N")), GLOBAL_SCALE_INV, *fp4_outputs(swizzled)),
         constraints=(BY16,),
         body=quantize_fp4,
-        ship=(EACH[0], Ship({"T": F32}, rare=True)),
+        ship=EACH,
         doc="NVFP4: e2m1 pairs with one e4m3 scale per 16 and a global scale",
     )
 

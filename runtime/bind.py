@@ -178,6 +178,10 @@ class Binder:
             return chosen[t.dtype.var][0]
         if len(t.dtype.choices) == 1:
             return t.dtype.choices[0]
+        # Nothing says it: the result has the type of the first operand whose type is free, as in x -> norm(x).
+        first = next((found for found, _ in chosen.values()), None)
+        if first in t.dtype.choices:
+            return first
         raise ContractError(
             f"{self.name}: no operand fixes the type of {t.name}; pass out= with one of "
             f"{', '.join(t.dtype.choices)}."

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kiln.runtime.entities import Kernel, Signature, Tensor
+from kiln.runtime.errors import SelectionError
 from kiln.runtime.load import Library, load
 from kiln.tools import peers
 from kiln.tools.bench_device import Bench, CpuBench, CudaBench
@@ -22,7 +23,7 @@ from kiln.tools.console import UsageError, emit, note, table
 from kiln.tools.evidence import Measured, Peer, Proofs
 from kiln.tools.trees import add_tree_option, default_tree, record_proofs
 
-ROWS = (16, 8192, 16384)
+ROWS = (1, 16, 64, 256, 8192, 16384)
 WIDTH = 5120
 SHAPES: Mapping[str, Sequence[Mapping[str, int]]] = {
     "top_k_pairs": (
@@ -77,7 +78,10 @@ def run(args: argparse.Namespace) -> int:
         results = []
         for name in names:
             for case in cases(library, name, _shapes(args.shape)):
-                results += measure(library, bench, case, libraries, args.mode)
+                try:
+                    results.append(measure(library, bench, case, libraries, args.mode))
+                except SelectionError as error:
+                    note(f"{name} {dict(case.shape)}: {str(error).split(' (')[0]}")
         if args.evidence:
             record(root, library, results)
     emit(args, [asdict(r) for r in results], lambda: listing(results))
@@ -99,15 +103,10 @@ def cases(library: Library, name: str, shapes: Sequence[Mapping[str, int]]) -> I
         facts = _facts(kernel.when)
         if kernel.tier == "composite" or kernel.variant.endswith("unaligned"):
             continue
-        width = next(
-            (p[2] for p in _terms(kernel.when) if p[0] == "eq" and p[1] == ["dim", operation.sig.width]), None
-        )
-        for shape in (
-            shapes
-            or SHAPES.get(name)
-            or [{operation.sig.rows: m, operation.sig.width: width or WIDTH} for m in ROWS]
-        ):
-            if width is not None and shape.get(operation.sig.width, width) != width:
+        rows, columns = operation.sig.rows, operation.sig.width
+        width = _named_width(kernel.when, columns)
+        for shape in shapes or SHAPES.get(name) or [{rows: m, columns: width or WIDTH} for m in ROWS]:
+            if width is not None and shape.get(columns, width) != width:
                 continue
             key = (str(facts), str(sorted(shape.items())))
             if key not in seen:
@@ -116,13 +115,14 @@ def cases(library: Library, name: str, shapes: Sequence[Mapping[str, int]]) -> I
 
 
 def _terms(when: Any) -> list[Any]:
-    return (
-        list(when[1:])
-        if isinstance(when, list | tuple) and when and when[0] == "and"
-        else [when]
-        if isinstance(when, list | tuple)
-        else []
-    )
+    if not isinstance(when, list | tuple):
+        return []
+    return list(when[1:]) if when[0] == "and" else [when]
+
+
+def _named_width(when: Any, columns: str) -> int | None:
+    """The width that is a constant of the kernel."""
+    return next((p[2] for p in _terms(when) if p[0] == "eq" and list(p[1]) == ["dim", columns]), None)
 
 
 def _facts(when: Any) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
@@ -179,7 +179,7 @@ def _size(expr: Any, sizes: Mapping[str, int], attrs: Mapping[str, Any]) -> int:
 
 def measure(
     library: Library, bench: Bench, case: Case, libraries: Sequence[peers.PeerLibrary], mode: str
-) -> list[Measured]:
+) -> Measured:
     """Kiln's time and each peer's, on the same rotated operands."""
     sig = library.op(case.op).sig
     first = operands(bench, sig, case)
@@ -231,7 +231,7 @@ def measure(
         ratio_to_limit=round(limit / median, 4) if limit else None,
         peers=others,
     )
-    return [found]
+    return found
 
 
 def _inputs(sig: Signature, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class CpuBench:
         """See Bench."""
         for run in runs:
             run()
-        samples = []
+        samples: list[float] = []
         while len(samples) < 5 or (sum(samples) < 4e5 and len(samples) < 200):
             start = time.thread_time_ns()
             for run in runs:
@@ -192,7 +192,7 @@ class CudaBench:
         with t.cuda.graph(graph, stream=self.stream):
             for i in range(count):
                 runs[i % len(runs)]()
-        samples = []
+        samples: list[float] = []
         for _ in range(14):
             start, end = (t.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()

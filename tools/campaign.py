@@ -22,6 +22,8 @@ AGAIN = 6
 """Draws of a call until the oracle has an answer for it."""
 HUNTS = 96
 """Further calls of a plan, looking for internal kernels that none of its cases reached."""
+LARGER = 8
+"""How many times the usual elements such a call may have."""
 ENOUGH = 3
 """Cases that an internal kernel should get."""
 KEPT = 64
@@ -77,7 +79,7 @@ class Shelf(Protocol):
 class Campaign:
     """All calls to the kernels and plans of one target."""
 
-    library: Shelf
+    shelf: Shelf
     target: str
     ops: Mapping[str, Op]
     """Declarations, by name."""
@@ -95,7 +97,7 @@ class Campaign:
     @property
     def manifest(self) -> Manifest:
         """The target's manifest."""
-        return self.library.manifests[self.target]
+        return self.shelf.manifests[self.target]
 
     def run(self) -> list[Result]:
         """Test everything that is selected, in the manifest's order."""
@@ -107,7 +109,7 @@ class Campaign:
         return sorted(self.results.values(), key=lambda r: (r.op, r.variant))
 
     def _operation(self, op: str) -> Operation:
-        return self.library.operation(self.target, op)
+        return self.shelf.operation(self.target, op)
 
     def _op(self, name: str) -> None:
         answers: dict[str, Answer] = {}
@@ -125,7 +127,7 @@ class Campaign:
 
     def _test(self, candidate: Kernel | Plan, result: Result, answers: dict[str, Answer]) -> None:
         if isinstance(candidate, Kernel):
-            result.skipped = self.library.device.refusal(candidate)
+            result.skipped = self.shelf.device.refusal(candidate)
         if result.skipped is not None:
             return
         if candidate.op not in self.ops:
@@ -133,7 +135,7 @@ class Campaign:
                 "no catalog declares this op, so nothing says what it computes; give --catalog"
             )
             return
-        judge = Judge(self._operation(candidate.op), self.library.device.ordinal)
+        judge = Judge(self._operation(candidate.op), self.shelf.device.ordinal)
         callees = self._callees(candidate)
         kernels = [c for o in callees for c in o.candidates if isinstance(c, Kernel)]
         deriver = Deriver(
@@ -211,13 +213,13 @@ class Campaign:
                 return
             turned = self.styles[number % len(self.styles)]
             style = Style((1, 3, 5)[number % 3], turned.layout, "mixed")
-            case = deriver.find(style, number)
+            case = deriver.find(style, number, LARGER)
             if case is not None:
                 self._call(plan, case, result, {})
 
     def _missing(self, callees: Sequence[Operation]) -> list[Kernel]:
         kernels = (c for o in callees for c in o.candidates if isinstance(c, Kernel))
-        return [k for k in kernels if self.library.device.refusal(k) is None and self._cases(k) < ENOUGH]
+        return [k for k in kernels if self.shelf.device.refusal(k) is None and self._cases(k) < ENOUGH]
 
     def _cases(self, kernel: Kernel) -> int:
         result = self.results.get((kernel.op, kernel.variant))
@@ -230,7 +232,7 @@ class Campaign:
         for kernel in self.manifest.kernels:
             if kernel.op in internal:
                 result = self._result(kernel)
-                result.skipped = self.library.device.refusal(kernel)
+                result.skipped = self.shelf.device.refusal(kernel)
                 if not result.cases and result.skipped is None:
                     result.faults.append(self.broken or "no call of an op that uses it reached it")
                 self.progress(result)

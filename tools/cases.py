@@ -20,7 +20,7 @@ from kiln.runtime.entities import DTypeVar, Kernel, Plan, Scalar, Signature, Ten
 from kiln.runtime.errors import KilnError
 from kiln.runtime.expr import Env, compile_expr
 from kiln.runtime.operation import Operation
-from kiln.tools.pools import Variable, atoms, indexed_dims, pool, table_dims, variables
+from kiln.tools.pools import Variable, atoms, indexed_dims, pool, row_dims, table_dims, variables
 
 Layout = Literal["dense", "padded", "ragged", "columns", "alias"]
 """Where operands lie: `padded` has row strides and addresses that are multiples of 16 elements, `ragged` of
@@ -178,8 +178,11 @@ class Deriver:
                 seen.add(repr((case.slots, case.scalars, case.fill)))
                 yield number, case
 
-    def find(self, style: Style, seed: int) -> Case | None:
-        """The first drawn call in this style, or the nearest layout, that selects the candidate."""
+    def find(self, style: Style, seed: int, factor: int = 1) -> Case | None:
+        """The first drawn call in this style, or the nearest layout, that selects the candidate.
+
+        `factor` lets it be so much larger than the limit.
+        """
         if not all(values for _, values in self.pools):
             return None
         sig = self.judge.operation.sig
@@ -188,10 +191,12 @@ class Deriver:
             draft = _draft(sig, self.candidate, seed, self.attrs)
             for variable, values in self.pools:
                 variable.put(draft.env, self._draw(variable, values, style, attempt, rng))
+            if attempt % 2:
+                self._pair(draft.env)
             for dim in self.by_row:
                 draft.env.dims[dim] = max(draft.env.dims[dim], draft.env.dims[sig.rows])
             _numbers(sig, draft.env, seed)
-            limit = self.limit << (attempt // 12)
+            limit = factor * self.limit << (attempt // 12)
             if self.swizzled and style.rows > 128:
                 # More than one block of 128 rows, whatever the width.
                 limit = max(limit, self.limit << 5)
@@ -199,6 +204,15 @@ class Deriver:
             if case is not None:
                 return case
         return None
+
+    def _pair(self, env: Env) -> None:
+        """Make alike what is alike: all numbers of rows, and all counts, so that operands can agree."""
+        sig = self.judge.operation.sig
+        for dim in row_dims(sig):
+            env.dims[dim] = env.dims[sig.rows]
+        bound = [v for v, _ in self.pools if v.arg is not None and v.dim is not None]
+        for variable in bound:
+            variable.put(env, env.dims[bound[0].dim or ""])
 
     def _draw(
         self, variable: Variable, values: list[int], style: Style, attempt: int, rng: np.random.Generator

@@ -306,7 +306,8 @@ def _record(tree: Tree, judged: Iterable[Judged]) -> int:
     """Write `interpreted` proofs of every artifact that was made from a source that ran; how many."""
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     made = {(a[0], a[2], j.op): j for j in judged if j.cases for a in j.artifacts}
-    count = 0
+    ops = {op for _, _, op in made}
+    count = stale = 0
     for target, manifest in tree.manifests.items():
         proofs: dict[str, Proofs] = {}
         for k in manifest.kernels:
@@ -315,9 +316,13 @@ def _record(tree: Tree, judged: Iterable[Judged]) -> int:
                 worst = j.error if j.error < float("inf") else 1e300
                 seen = Interpreted(package_version("triton"), date, j.cases, worst, not j.faults)
                 proofs[k.sha256] = Proofs(interpreted=seen)
+            elif k.op in ops and k.isa is None and k.tier in ("generated", "fused"):
+                stale += 1
         if proofs:
             record_proofs(tree.root, target, proofs)
             count += len(proofs)
+    if stale:
+        note(f"{stale} artifacts of {tree.root} come from other sources than these: build the tree again")
     return count
 
 

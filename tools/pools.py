@@ -105,16 +105,18 @@ def indexed_dims(sig: Signature) -> set[str]:
 
 
 def table_dims(sig: Signature) -> set[str]:
-    """Leading dimensions of two-dimensional inputs that lead no output: rows are taken from these operands."""
-    leading = {
-        role: {
-            t.shape[0][1]
-            for t in sig.tensors
-            if len(t.shape) == 2 and t.role in role and t.shape[0][0] == "dim"
-        }
-        for role in (("in",), ("inout", "out"))
-    }
-    return leading["in",] - leading["inout", "out"] - {sig.rows, sig.width}
+    """Leading dimensions of two-dimensional inputs that lead no output: of tables that rows are from."""
+    return _leading(sig, "in") - _leading(sig, "inout", "out") - {sig.rows, sig.width}
+
+
+def row_dims(sig: Signature) -> set[str]:
+    """Dimensions that are the rows of an output."""
+    return _leading(sig, "inout", "out")
+
+
+def _leading(sig: Signature, *roles: str) -> set[str]:
+    firsts = [t.shape[0] for t in sig.tensors if len(t.shape) == 2 and t.role in roles]
+    return {first[1] for first in firsts if first[0] == "dim"}
 
 
 def constants(trees: Iterable[Any]) -> set[int]:

@@ -15,7 +15,7 @@ from kiln.backends.cpu import variants
 from kiln.backends.cpu.primitive import CpuPrimitive
 from kiln.compiler.backend import Job
 from kiln.compiler.catalog import OWN, Loaded, load
-from kiln.compiler.digest import core_sources, inputs_digest, module_closure, package_version
+from kiln.compiler.digest import core_sources, inputs_digest, package_version
 from kiln.compiler.plan import plan_json
 from kiln.compiler.target import TARGETS
 from kiln.ir.spec import Op
@@ -83,11 +83,11 @@ class CpuBackend:
             return None
         payload = {"catalogs": list(loaded.names), "ships": ships}
         contents = {
-            **payload, "op": op.name, "target": target, "rows": [repr(r) for r in rows],
+            **payload, "catalogs": (), "op": op.name, "target": target, "rows": [repr(r) for r in rows],
             "tiers": repr(TARGETS[target]),
         }  # fmt: skip
         sources = [
-            *module_closure(loaded.modules[op.name]),
+            *loaded.sources(op.name),
             *_own(*HANDWRITTEN),
             *(_own(f"kernels/{r.template}")[0] for r in rows),
         ]

@@ -85,7 +85,7 @@ class CudaBackend:
         return made + [p.json() for p in plans(load(tuple(catalogs))) if p.op in ops]
 
     def _generated(self, op: Op, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Iterator[Job]:
-        sources = (*core_sources(), *module_closure(loaded.modules[op.name]), *_own_files(GENERATOR))
+        sources = (*core_sources(), *loaded.sources(op.name), *_own_files(GENERATOR))
         for ship in (s for s in op.ship if not s.rare):
             for schedule in schedules(op, ship):
                 payload = {
@@ -94,12 +94,13 @@ class CudaBackend:
                     "absent": list(ship.absent), "schedule": vars(schedule),
                 }  # fmt: skip
                 variant = f"{variant_name(ship)}_{schedule.name}"
-                digest = inputs_digest(sources, {**payload, "op": op.name, "target": target}, tools)
+                contents = {**payload, "catalogs": (), "op": op.name, "target": target}
+                digest = inputs_digest(sources, contents, tools)
                 yield Job(target, op.name, variant, digest, RUNNER, payload)
 
     def _handwritten(self, row: CudaPrimitive, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Job:
         payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}
-        contents = {**payload, "target": target, "row": repr(row)}
+        contents = {**payload, "catalogs": (), "target": target, "row": repr(row)}
         module = row.kernel.partition(":")[0]
         sources = (*module_closure(module), *_own_files(("compile.py", "primitive.py")))
         return Job(target, row.op, row.variant, inputs_digest(sources, contents, tools), RUNNER, payload)

@@ -220,8 +220,9 @@ def test_an_old_value_that_is_needed_after_the_new_one() -> None:
         return call(PLUS, total, acc)[0], total
 
     recipe = _mine(body, X, ACC, OUT, returns=("out", "acc"))
-    assert "plus reads acc after it was overwritten; use its new value, or copy the old one" in _refusal(
-        PLUS, recipe
+    assert (
+        "plus reads acc after it was overwritten; use its new value, or copy the old one first"
+        in _refusal(PLUS, recipe)
     )
 
 

@@ -58,7 +58,7 @@ class Compiled:
     """The runtime on a tree built for this CPU; `tier` picks a way to run."""
 
     def __init__(self, library: Library, tier: str | None = None) -> None:
-        self.library, self.tier = library, tier
+        self.loaded, self.tier = library, tier
         self.name = tier or "cpu"
 
     def __call__(
@@ -69,7 +69,7 @@ class Compiled:
         held = {n: v.copy() if hasattr(v, "copy") else v for n, v in arrays.items()}
         wanted = {} if self.tier is None else {"tier": self.tier}
         out = outputs(declared, held, dtypes or {}) if dtypes else None
-        got = self.library.op(op)(**held, **attrs, **wanted, **({} if out is None else {"out": out}))
+        got = self.loaded.op(op)(**held, **attrs, **wanted, **({} if out is None else {"out": out}))
         results = got if isinstance(got, tuple) else (got,)
         return tuple(None if r is None else np.asarray(r) for r in results)
 

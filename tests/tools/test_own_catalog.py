@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.backends.cuda.backend import CudaBackend
 from kiln.compiler.catalog import load
 from kiln.ir.interpret import run
@@ -119,6 +120,29 @@ def test_both_catalogs_together(kiln_json: RunJson) -> None:
     both = load(("kiln.recipes", "my_kernels"))
     planned = {j.op for j in CudaBackend().plan(both.ops, both.names, CUDA)}
     assert {"rms_norm", "leaky_relu", "clipped_silu"} <= planned
+
+
+def _digests(*catalogs: str) -> dict[tuple[str, str], str]:
+    loaded = load(catalogs)
+    backends = ((CudaBackend(), CUDA), (CpuBackend(), CPU))
+    jobs = [j for backend, target in backends for j in backend.plan(loaded.ops, loaded.names, target)]
+    return {(j.target, f"{j.op}.{j.variant}"): j.inputs_digest for j in jobs}
+
+
+def test_another_catalog_beside_it_makes_nothing_stale() -> None:
+    alone, own, both = (
+        _digests("my_kernels"),
+        _digests("kiln.recipes"),
+        _digests("kiln.recipes", "my_kernels"),
+    )
+    assert both == own | alone
+
+
+def test_a_recipe_depends_on_the_ops_it_calls_in_other_packages() -> None:
+    names = {"/".join(p.parts[-2:]) for p in load(("my_kernels",)).sources("clipped_silu")}
+    assert names == {"my_kernels/__init__.py", "recipes/activation.py"}
+    own = {p.name for p in load(("kiln.recipes", "my_kernels")).sources("rms_norm")}
+    assert own == {"activation.py", "norm.py"}
 
 
 def test_planning_imports_no_compiler() -> None:

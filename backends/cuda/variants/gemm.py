@@ -88,6 +88,6 @@ def _matmul_bt(dtype: str, schedule: Schedule, priority: int) -> CudaPrimitive:
 
 PRIMITIVES: tuple[CudaPrimitive, ...] = tuple(
     _matmul_bt(dtype, schedule, len(table) - 1 - rank)
-    for dtype, table in ((BF16.name, HALF), (F16.name, HALF[-2:]), (F32.name, SINGLE))
+    for dtype, table in ((BF16.name, HALF), (F16.name, HALF[2:3]), (F32.name, SINGLE))
     for rank, schedule in enumerate(table)
 )

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from kiln.compiler.catalog import load
+from kiln.tools.cli import main
 from kiln.tools.interpreted import Judged, interpret_first, pool
+from kiln.tools.trees import read_tree
 
 OWN = ("kiln.recipes",)
 OPS = sorted(
@@ -58,3 +60,18 @@ def test_another_catalog_is_interpreted_too(monkeypatch: pytest.MonkeyPatch) -> 
     with pool(1) as executor:
         found = executor.submit(interpret_first, "above", ("twins_right",), ("sm_80",)).result()
     assert [j.faults for j in found] == [()]
+
+
+def test_proofs_are_of_artifacts_from_these_sources(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    assert main(["build", "--target", "sm_80", "--op", "sigmoid", "--out", str(tree)]) == 0
+    test = ["test", "--interpret", "--op", "sigmoid", "--evidence", "--tree", str(tree)]
+    assert main([*test, "--target", "sm_89"]) == 0
+    assert not (tree / "sm_80" / "EVIDENCE.json").exists()
+    assert main(test) == 0
+    read = read_tree(tree)
+    (kernel,) = {k.sha256 for k in read.manifests["sm_80"].kernels}
+    seen = read.evidence["sm_80"].of(kernel).interpreted
+    assert seen is not None
+    assert seen.contract_met
+    assert seen.cases >= 3
