@@ -207,9 +207,7 @@ CAST = Op(
     (Tensor("x", T, ("M", "N")), Tensor("out", O, ("M", "N"), "out")),
     body=lambda x: x,
     ship=tuple(Ship({"T": a, "O": b}) for a, b in ((F32, BF16), (BF16, F32)))
-    + tuple(
-        Ship({"T": a, "O": b}, rare=True) for a, b in ((F32, F16), (F16, F32), (F16, BF16), (BF16, F16))
-    ),
+    + tuple(Ship({"T": a, "O": b}, rare=True) for a, b in ((F32, F16), (F16, F32), (F16, BF16), (BF16, F16))),
     doc="convert, rounding once to nearest even",
 )
 

@@ -151,7 +151,7 @@ SILU_MUL_QUANT_FP8_GROUP = recipe(
     _silu_mul_quant_fp8_group,
     attrs=(quant.GROUP, quant.UE8M0),
     constraints=(quant.BY_GROUP,),
-    ship=(Ship({"T": BF16}, modes=("exact", "fast")),),
+    ship=(Ship({"T": BF16}),),
     doc="fp8 per group of the bf16 silu(gate) * up",
 )
 
@@ -238,7 +238,7 @@ def _fp4_recipes(swizzled: bool) -> tuple[Op, ...]:
             f"silu_mul_fp4_quant{end}",
             (*tensors, quant.GLOBAL_SCALE_INV, *outputs),
             silu_mul,
-            ship=(Ship({"T": BF16}, modes=("exact", "fast")),),
+            ship=(Ship({"T": BF16}),),
             doc="NVFP4 of the bf16 silu(gate) * up",
             **fields,
         ),
@@ -314,6 +314,10 @@ def _pipeline_step(
     return Step(op, bind, {"eps": "eps", "heads": f"{name}_heads"}, attrs)
 
 
+SAME_TOKENS: Any = (
+    ["eq", ["cdiv", ["dim", "Q_ROWS"], ["arg", "q_heads"]], ["cdiv", ["dim", "K_ROWS"], ["arg", "k_heads"]]],
+    "q and k must have the same number of tokens",
+)
 _QK_SHIPS = ({"rotary_dim": 128}, {"rotary_dim": 64, "gemma": True})
 
 
@@ -332,6 +336,7 @@ ATTN_QK_NORM_ROPE = Op(
     ),
     rows="Q_ROWS",
     attrs=(rope.ROTARY, norm.GEMMA),
+    constraints=(rope.WHOLE_PAIRS, SAME_TOKENS),
     is_recipe=True,
     steps=_qk_norm_rope,
     ship=tuple(Ship({"T": BF16, "W": BF16}, a) for a in _QK_SHIPS),
@@ -354,6 +359,7 @@ ATTN_QK_NORM_ROPE_GATE = Op(
     ),
     rows="Q_ROWS",
     attrs=(rope.ROTARY, norm.GEMMA),
+    constraints=(rope.WHOLE_PAIRS, SAME_TOKENS),
     is_recipe=True,
     steps=_qk_norm_rope_gate,
     ship=(Ship({"T": BF16, "W": F32}, {"rotary_dim": 64, "gemma": True}),),

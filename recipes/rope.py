@@ -34,6 +34,10 @@ ROTARY = Attr(
 )
 NEOX = Attr("neox", (True, False), True, "pairs (i, i + rotary_dim / 2); False: pairs (2i, 2i + 1)")
 GEMMA = Attr("gemma", (False, True), False, "scale by 1 + weight")
+WHOLE_PAIRS: Any = (
+    ["ge", ["dim", "N"], ["attr", "rotary_dim"]],
+    "rotary_dim must not exceed the head dimension",
+)
 HEADS = Scalar("heads", I32, minimum=1, doc="rows of one token: row r belongs to token r / heads")
 TOKENS: Any = ["cdiv", ["dim", "M"], ["dim", "HEADS"]]
 POSITIONS = Tensor("positions", I, (TOKENS,), layout="dense", doc="position of each token, inside the cache")
@@ -97,6 +101,10 @@ def _norm_rope_f32(
     return rotated(normed, cos_sin, token_of(x, heads), rotary_dim, neox=True)
 
 
+ROW_PER_TOKEN: Any = (
+    ["ge", ["dim", "STEPS"], ["cdiv", ["dim", "M"], ["arg", "heads"]]],
+    "cos_sin must have a row for every token",
+)
 STEP_CACHE = Tensor("cos_sin", C, ("STEPS", ["attr", "rotary_dim"]), doc="one row per token: cos, then sin")
 NORM_ROPE = Op(
     "head_norm_rope",
@@ -110,6 +118,7 @@ NORM_ROPE = Op(
         Tensor("out", T, ("M", "N"), "out"),
     ),
     attrs=(ROTARY, GEMMA),
+    constraints=(WHOLE_PAIRS, ROW_PER_TOKEN),
     body=_norm_rope_f32,
     ship=(Ship({"T": BF16, "W": F32, "C": F32}, {"rotary_dim": 64, "gemma": True}, widths=(256,)),),
     doc="norm of each head, rotated in f32 and rounded once (cos and sin of the step, one row per token)",
@@ -131,6 +140,7 @@ NORM_ROPE_GATE = Op(
         Tensor("out", T, ("M", "N"), "out"), Tensor("gate", T, ("M", "N"), "out"),
     ),
     attrs=(ROTARY, GEMMA),
+    constraints=(WHOLE_PAIRS, ROW_PER_TOKEN),
     body=_norm_rope_gate,
     ship=(Ship({"T": BF16, "W": F32, "C": F32}, {"rotary_dim": 64, "gemma": True}, widths=(256,)),),
     doc="head_norm_rope of the first half of each [q | gate] head, the gate copied bit for bit",

@@ -178,7 +178,7 @@ class Binder:
             return chosen[t.dtype.var][0]
         if len(t.dtype.choices) == 1:
             return t.dtype.choices[0]
-        # Nothing says it: the result has the type of the first operand whose type is free, as in x -> norm(x).
+        # Nothing says it: the result has the type of the first operand whose type is free, as a norm has.
         first = next((found for found, _ in chosen.values()), None)
         if first in t.dtype.choices:
             return first

@@ -24,7 +24,7 @@ def add_catalog_option(parser: argparse.ArgumentParser) -> None:
 
 
 def catalogs(args: argparse.Namespace) -> tuple[str, ...]:
-    """The catalogs of this command line. One that is named may lie in the current folder, after what is installed."""
+    """The catalogs of this command line; a named one may lie in the current folder."""
     if args.catalog and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     return tuple(args.catalog or (KILN,))
