@@ -160,10 +160,14 @@ def plan_targets(
         if not any(fnmatchcase(name, glob) for name in loaded):
             raise BuildError(_nearest("op", glob, loaded))
     plans = []
+    recipes: dict[str, list[dict[str, Any]]] = {}
     for target in dict.fromkeys(by_target if targets is None else targets):
         if target not in by_target:
             raise BuildError(_nearest("target", target, by_target))
-        plans.append(_plan(by_target[target], target, catalogs, loaded, ops))
+        backend = by_target[target]
+        if backend.name not in recipes:
+            recipes[backend.name] = backend.recipes(loaded, catalogs)
+        plans.append(_plan(backend, target, catalogs, loaded, ops, recipes[backend.name]))
     return plans
 
 
@@ -179,8 +183,8 @@ def _plan(
     catalogs: Sequence[str],
     loaded: Mapping[str, Op],
     ops: Sequence[str] | None,
+    recipes: list[dict[str, Any]],
 ) -> TargetPlan:
-    recipes = backend.recipes(loaded, catalogs)
     jobs = backend.plan(loaded, catalogs, target)
     selected = {n for n in loaded if ops is None or any(fnmatchcase(n, g) for g in ops)}
     while more := {s["op"] for p in recipes if p["op"] in selected for s in p["steps"]} - selected:

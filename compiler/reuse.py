@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kiln.compiler.backend import Built, Job
+from kiln.compiler.tree import parsed
 from kiln.runtime.errors import KilnError
 from kiln.runtime.files import Folder
-from kiln.runtime.manifest import Kernel, Manifest, dump, parse_index, parse_manifest
+from kiln.runtime.manifest import Kernel, Manifest, dump, parse_index
 from kiln.runtime.proof import prove_kernel, read_artifact
 from kiln.runtime.verify import INDEX, MANIFEST, MAX_INDEX_BYTES
 
@@ -32,7 +33,7 @@ class Existing:
                     return cls(out / target, None)
                 with root.folder(target) as folder:
                     data = folder.read_exact(MANIFEST, entry.bytes, entry.sha256)
-            return cls(out / target, parse_manifest(data, target))
+            return cls(out / target, parsed(data, target))
         except KilnError:
             return cls(out / target, None)
 

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kiln.compiler.exchange import exchange, hold_lock
 from kiln.runtime import strictjson
 from kiln.runtime.errors import IntegrityError, KilnError
 from kiln.runtime.files import Folder, check_bytes
-from kiln.runtime.manifest import SCHEMA, canonical_json, dump, parse_index, parse_manifest
+from kiln.runtime.manifest import SCHEMA, Manifest, canonical_json, dump, parse_index, parse_manifest
 from kiln.runtime.verify import EVIDENCE, INDEX, MANIFEST, MAX_INDEX_BYTES, STAGING
 
 MAX_EVIDENCE_BYTES = 64 << 20
@@ -37,6 +38,11 @@ class TargetContent:
 
     manifest: Mapping[str, Any]
     files: Mapping[str, bytes]
+
+    @cached_property
+    def text(self) -> bytes:
+        """MANIFEST.json."""
+        return canonical_json(self.manifest)
 
 
 @dataclass(frozen=True)
@@ -232,10 +238,16 @@ def _settle(out: Path, staged: list[_Staged], index_path: Path) -> None:
         ) from e
 
 
+@lru_cache(maxsize=32)
+def parsed(data: bytes, target: str) -> Manifest:
+    """A manifest, parsed once: a build that changes nothing meets the same bytes three times."""
+    return parse_manifest(data, target, f"the manifest made for {target}")
+
+
 def check_content(target: str, content: TargetContent) -> None:
     """Raises BuildError unless the manifest is sound and names exactly these files with these digests."""
     try:
-        manifest = parse_manifest(canonical_json(content.manifest), target, f"the manifest made for {target}")
+        manifest = parsed(content.text, target)
         named = manifest.files()
         if named.keys() != content.files.keys():
             odd = sorted(named.keys() ^ content.files.keys())
@@ -247,7 +259,7 @@ def check_content(target: str, content: TargetContent) -> None:
 
 
 def _next_index(old: Mapping[str, Any] | None, contents: Mapping[str, TargetContent]) -> dict[str, Any]:
-    entries = {t: _index_entry(t, canonical_json(c.manifest)) for t, c in contents.items()}
+    entries = {t: _index_entry(t, c.text) for t, c in contents.items()}
     if old is None:
         return {"schema": SCHEMA, "generation": 1, "targets": entries}
     targets = {**old["targets"], **entries}
@@ -262,7 +274,7 @@ def _index_entry(target: str, manifest: bytes) -> dict[str, Any]:
 
 def holds(out: Path, target: str, content: TargetContent) -> bool:
     """Whether the target's folder holds exactly this content (and evidence, perhaps)."""
-    expected = {MANIFEST: canonical_json(content.manifest), **content.files}
+    expected = {MANIFEST: content.text, **content.files}
     try:
         with Folder.open_root(out / target) as folder:
             if not set(expected) <= set(os.listdir(folder.path)) <= {*expected, EVIDENCE}:
@@ -277,7 +289,7 @@ def _stage(out: Path, target: str, content: TargetContent) -> _Staged:
     staging = Path(tempfile.mkdtemp(prefix=f"{STAGING}{target}.", dir=out))
     try:
         staging.chmod(0o755)
-        manifest = canonical_json(content.manifest)
+        manifest = content.text
         for name, data in sorted(content.files.items()):
             _write_file(staging / name, data)
         evidence = _surviving_evidence(out / target / EVIDENCE, content.manifest)

@@ -80,25 +80,29 @@ LINE = 110
 
 
 def _canonical(value: object, newline: str) -> str:
-    if isinstance(value, dict) and value:
-        line = "{" + ", ".join(f"{_leaf(k)}: {_leaf(value[k])}" for k in sorted(value)) + "}"
-        if len(line) <= LINE and not any(map(_holds_objects, value.values())):
+    if not _holds_objects(value):
+        return _leaf(value)
+    inner = newline + "  "
+    if isinstance(value, dict):
+        if not any(map(_holds_objects, value.values())) and len(line := _leaf(value)) <= LINE:
             return line
-        inner = newline + "  "
         items = (f"{_leaf(k)}: {_canonical(value[k], inner)}" for k in sorted(value))
         return "{" + inner + f",{inner}".join(items) + newline + "}"
-    if isinstance(value, list | tuple) and _holds_objects(value):
-        inner = newline + "  "
-        return "[" + inner + f",{inner}".join(_canonical(v, inner) for v in value) + newline + "]"
-    return _leaf(value)
+    if not isinstance(value, list | tuple):
+        return _leaf(value)
+    return "[" + inner + f",{inner}".join(_canonical(v, inner) for v in value) + newline + "]"
 
 
 def _holds_objects(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list | tuple) and any(map(_holds_objects, value)))
+    """Whether an object is in the value, itself included; an empty one is plain."""
+    if isinstance(value, dict):
+        return bool(value)
+    return isinstance(value, list | tuple) and any(
+        _holds_objects(v) for v in value if isinstance(v, dict | list | tuple)
+    )
 
 
-def _leaf(value: object) -> str:
-    return json.dumps(value, ensure_ascii=True, allow_nan=False)
+_leaf = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True).encode
 
 
 def _decode(data: bytes) -> str:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kiln.runtime.entities import Kernel, Signature, Tensor
-from kiln.runtime.errors import SelectionError
+from kiln.runtime.errors import ContractError, SelectionError
 from kiln.runtime.load import Library, load
 from kiln.tools import peers
 from kiln.tools.bench_device import Bench, CpuBench, CudaBench
@@ -73,14 +73,14 @@ def run(args: argparse.Namespace) -> int:
         names = [n for n in library.ops if any(fnmatch.fnmatchcase(n, g) for g in args.op)]
         if not names:
             raise UsageError(f"no op matches {', '.join(args.op)}; kiln list shows what there is")
-        bench: Bench = CpuBench() if args.device == "cpu" else CudaBench(library)
+        bench: Bench = CpuBench(library) if args.device == "cpu" else CudaBench(library)
         libraries = [p for p in peers.installed(args.peer_libraries) if not args.vs or p.name in args.vs]
         results = []
         for name in names:
             for case in cases(library, name, _shapes(args.shape)):
                 try:
                     results.append(measure(library, bench, case, libraries, args.mode))
-                except SelectionError as error:
+                except (ContractError, SelectionError) as error:
                     note(f"{name} {dict(case.shape)}: {str(error).split(' (')[0]}")
         if args.evidence:
             record(root, library, results)
@@ -105,7 +105,8 @@ def cases(library: Library, name: str, shapes: Sequence[Mapping[str, int]]) -> I
             continue
         rows, columns = operation.sig.rows, operation.sig.width
         width = _named_width(kernel.when, columns)
-        for shape in shapes or SHAPES.get(name) or [{rows: m, columns: width or WIDTH} for m in ROWS]:
+        given = [{columns: width or WIDTH, **shape} for shape in shapes]
+        for shape in given or SHAPES.get(name) or [{rows: m, columns: width or WIDTH} for m in ROWS]:
             if width is not None and shape.get(columns, width) != width:
                 continue
             key = (str(facts), str(sorted(shape.items())))
@@ -194,6 +195,7 @@ def measure(
         library.resolve(case.op, stream=bench.stream, out=_outputs(sig, s), **_inputs(sig, s), **chosen)
         for s in sets
     ]
+    bench.settle()
     calls[0].launch()
     bench.check_written([first[t.name] for t in sig.tensors if t.role != "in" and first[t.name] is not None])
     kernel = calls[0].candidate

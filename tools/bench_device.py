@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -15,6 +13,7 @@ import numpy as np
 
 from kiln.runtime.load import Library
 from kiln.tools.console import UsageError
+from kiln.tools.machine import describe
 
 CACHE = 180_000_000
 """Bytes of operands that launches rotate over: three times the 60 MB of an H200's L2."""
@@ -50,6 +49,10 @@ class Bench(Protocol):
         """Operand sets to rotate over."""
         ...
 
+    def settle(self) -> None:
+        """Wait until operands are as they were made."""
+        ...
+
     def check_written(self, outputs: Sequence[Any]) -> None:
         """Refuse a call that left an output as it was poisoned."""
         ...
@@ -68,22 +71,12 @@ def _values(shape: Sequence[int], dtype: str, seed: int = 0) -> np.ndarray:
     return rng.standard_normal(shape, dtype=np.float32).astype(NUMPY[dtype])
 
 
-def processor() -> str:
-    """The CPU's own name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
-
-
 class CpuBench:
     """One thread, its CPU time."""
 
-    def __init__(self) -> None:
-        self.device, self.driver, self.stream = processor(), platform.release(), None
+    def __init__(self, library: Library) -> None:
+        self.device, self.driver = describe(library.device)
+        self.stream = None
         self.limit_from = "copy of 256 MB by NumPy, one thread"
         a = np.zeros(128_000_000, np.uint8)
         b = np.empty_like(a)
@@ -107,6 +100,9 @@ class CpuBench:
     def copies(self, size: int) -> int:
         """Rotation is left out: sizes beyond the cache are given by the shape."""
         return 1
+
+    def settle(self) -> None:
+        """See Bench."""
 
     def check_written(self, outputs: Sequence[Any]) -> None:
         """See Bench."""
@@ -143,8 +139,7 @@ class CudaBench:
             "u8": t.uint8, "i32": t.int32, "i64": t.int64,
         }  # fmt: skip
         self.where = f"cuda:{getattr(library.device, 'ordinal', 0) or 0}"
-        self.device = t.cuda.get_device_name(self.where)
-        self.driver = _driver_version()
+        self.device, self.driver = describe(library.device)
         self.stream = t.cuda.Stream(self.where)
         self.limit_from = "copy kernel over 2 GiB in the same run"
         self.bandwidth = 0.0
@@ -173,9 +168,13 @@ class CudaBench:
         """See Bench."""
         return max(1, min(48, CACHE // max(size, 1) + 1))
 
-    def check_written(self, outputs: Sequence[Any]) -> None:
+    def settle(self) -> None:
         """See Bench."""
         self.torch.cuda.synchronize(self.where)
+
+    def check_written(self, outputs: Sequence[Any]) -> None:
+        """See Bench."""
+        self.settle()
         for array in outputs:
             if array.numel() > 8 and bool((array.view(self.torch.uint8) == 0xFF).all()):
                 raise UsageError("an output was not written; the tree is wrong: run kiln test --device cuda")
@@ -202,12 +201,3 @@ class CudaBench:
             samples.append(start.elapsed_time(end) * 1e3 / count)
         kept = samples[3:]
         return statistics.median(kept), max(kept) - min(kept)
-
-
-def _driver_version() -> str:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        return "unknown"
-    words = text.split("Module", 1)[-1].split()
-    return next((w for w in words if w[0].isdigit()), "unknown")

@@ -15,13 +15,13 @@ from typing import Any
 import kiln.backends.cuda as here
 from kiln.backends.cuda import variants
 from kiln.backends.cuda.primitive import CudaPrimitive, PrimitivePlan
-from kiln.backends.cuda.schedule import schedules
+from kiln.backends.cuda.schedule import Schedule, schedules
 from kiln.compiler.backend import Job
 from kiln.compiler.catalog import OWN, Loaded, load
 from kiln.compiler.digest import core_sources, inputs_digest, module_closure, package_version
 from kiln.compiler.plan import plan_json, variant_name
 from kiln.compiler.target import TARGETS
-from kiln.ir.spec import Op
+from kiln.ir.spec import Op, Ship
 
 RUNNER = "kiln.backends.cuda.compile:run"
 GENERATOR = ("triton_emitter.py", "contract.py", "schedule.py", "compile.py")
@@ -56,6 +56,9 @@ class CudaBackend:
 
     name = "cuda"
 
+    def __init__(self) -> None:
+        self._planned: dict[tuple[tuple[str, ...], str], list[tuple[Ship, Schedule]]] = {}
+
     def targets(self) -> tuple[str, ...]:
         """Every CUDA target of the table."""
         return tuple(t.name for t in TARGETS.values() if t.kind == "cuda")
@@ -86,17 +89,24 @@ class CudaBackend:
 
     def _generated(self, op: Op, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Iterator[Job]:
         sources = (*core_sources(), *loaded.sources(op.name), *_own_files(GENERATOR))
-        for ship in (s for s in op.ship if not s.rare):
-            for schedule in schedules(op, ship):
-                payload = {
-                    "catalogs": list(loaded.names), "types": {k: d.name for k, d in ship.dtypes.items()},
-                    "attrs": dict(ship.attrs),
-                    "absent": list(ship.absent), "schedule": vars(schedule),
-                }  # fmt: skip
-                variant = f"{variant_name(ship)}_{schedule.name}"
-                contents = {**payload, "catalogs": (), "op": op.name, "target": target}
-                digest = inputs_digest(sources, contents, tools)
-                yield Job(target, op.name, variant, digest, RUNNER, payload)
+        for ship, schedule in self._schedules(op, loaded):
+            payload = {
+                "catalogs": list(loaded.names), "types": {k: d.name for k, d in ship.dtypes.items()},
+                "attrs": dict(ship.attrs),
+                "absent": list(ship.absent), "schedule": vars(schedule),
+            }  # fmt: skip
+            variant = f"{variant_name(ship)}_{schedule.name}"
+            contents = {**payload, "catalogs": (), "op": op.name, "target": target}
+            digest = inputs_digest(sources, contents, tools)
+            yield Job(target, op.name, variant, digest, RUNNER, payload)
+
+    def _schedules(self, op: Op, loaded: Loaded) -> list[tuple[Ship, Schedule]]:
+        """Every kernel of an op, the same for all targets: bodies are recorded once."""
+        key = (loaded.names, op.name)
+        if key not in self._planned:
+            shipped = (s for s in op.ship if not s.rare)
+            self._planned[key] = [(ship, s) for ship in shipped for s in schedules(op, ship)]
+        return self._planned[key]
 
     def _handwritten(self, row: CudaPrimitive, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Job:
         payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}

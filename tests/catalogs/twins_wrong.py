@@ -25,4 +25,5 @@ def _rounded_early(x: Value) -> Value:
 
 def catalog() -> Catalog:
     """Operands swapped, `>` made `>=`, a rounding too many."""
-    return make(_swapped, _at_least, _rounded_early)
+    made: Catalog = make(_swapped, _at_least, _rounded_early)
+    return made
