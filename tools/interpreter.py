@@ -9,6 +9,7 @@ in place.
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -262,8 +263,13 @@ def _argument(argument: Argument) -> ArrayArgument | int | float:
 
 
 def _run(
-    kernel: str, grid: tuple[int, ...], arguments: tuple[Argument, ...], constants: dict[str, Constant]
+    kernel: str,
+    grid: tuple[int, ...],
+    arguments: tuple[Argument, ...],
+    constants: dict[str, Constant],
+    path: list[str],
 ) -> list[Array]:
+    sys.path[:] = path
     module, _, name = kernel.partition(":")
     getattr(import_module(module), name)[grid](*map(_argument, arguments), **constants)
     return [a.array if isinstance(a, View) else a for a in arguments if isinstance(a, np.ndarray | View)]
@@ -282,4 +288,4 @@ def interpret(kernel: str, grid: tuple[int, ...], *arguments: Argument, **consta
             raise ValueError(
                 f"argument {position} of {kernel} is a strided view: pass View(buffer, first element)"
             )
-    return _worker().submit(_run, kernel, grid, arguments, constants).result()
+    return _worker().submit(_run, kernel, grid, arguments, constants, sys.path).result()

@@ -237,7 +237,7 @@ class _Emitter:
             return f"{args[0]} != {args[1]}" if i.text == "uno" else f"{args[0]} {i.text} {args[1]}"
         if i.name == "arith.divf" and not self.fast and args[0] == "1.0":
             # The same result as the division. Even for one number a row it is worth its 1 KB: the division's
-            # slow path costs registers (rms_norm_quant_fp8 16384x5120: 0.93 against 0.77 of the bandwidth).
+            # slow path costs registers (norm and static fp8, 16384x5120: 0.93 against 0.77 of the bandwidth).
             self.libdevice = True
             return f"libdevice.rcp_rn({args[1]})"
         return self.templates[i.name].format(*args)

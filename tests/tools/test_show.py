@@ -44,9 +44,9 @@ def test_the_ir_of_a_cpu_specialization(kiln: Run) -> None:
 
 
 def test_generated_triton(kiln: Run) -> None:
-    code, out, err = kiln("show", "mul", "--target", "sm_90a", "--source")
+    code, out, err = kiln("show", "rms_norm", "--target", "sm_90a", "--source")
     assert code == 0
-    assert "def kiln_mul(" in out
+    assert "def kiln_rms_norm(" in out
     assert "the first of" in err
 
 

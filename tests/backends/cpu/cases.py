@@ -94,6 +94,7 @@ def environment(op: Op, attrs: Mapping[str, Any], rows: int, width: int) -> Env:
     """What expressions see."""
     env = Env()
     env.dims, env.attrs = sizes_of(op, rows, width), dict(attrs)
+    env.args = dict(SCALARS)
     return env
 
 

@@ -29,8 +29,9 @@ def test_the_signature_is_the_kernels(primitive: CudaPrimitive) -> None:
 
 
 def test_variant_names_are_unique() -> None:
-    names = [(p.op, p.variant) for p in ALL]
-    assert len(set(names)) == len(names)
+    for sm in (80, 90, 120):
+        names = [(p.op, p.variant) for p in ALL if p.min_sm <= sm <= p.max_sm]
+        assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("primitive", ALL, ids=lambda p: f"{p.op}.{p.variant}")
@@ -74,10 +75,12 @@ def _fits(when: Any, **call: int) -> bool:
 @pytest.mark.parametrize(
     ("rows", "width", "k", "variant"),
     [
-        (1, 151936, 16, "split_f32_k16_tile2048"),
-        (224, 248320, 16, "split_f32_k16_tile8192"),
-        (64, 131072, 64, "split_f32_k64_tile8192"),
-        (1, 300000, 16, "split_f32_k16_tile8192"),
+        (1, 151936, 16, "split_f32_k16_tile2048_lists128"),
+        (224, 248320, 16, "split_f32_k16_tile8192_lists128"),
+        (64, 131072, 64, "split_f32_k64_tile8192_lists16"),
+        (64, 131073, 64, "split_f32_k64_tile8192_lists32"),
+        (1, 300000, 16, "split_f32_k16_tile8192_lists128"),
+        (1, 262144, 17, "split_f32_k64_tile8192_lists32"),
         (1, 300000, 17, None),
         (1, 1000, 65, None),
     ],
@@ -85,9 +88,7 @@ def _fits(when: Any, **call: int) -> bool:
 def test_the_first_fitting_plan(rows: int, width: int, k: int, variant: str | None) -> None:
     ordered = sorted(topk.PLANS, key=lambda p: -p.priority)
     fitting = [
-        p.variant
-        for p in ordered
-        if _fits(p.when, R=rows, V=width, k=k, tile=int(p.variant.rpartition("tile")[2]))
+        p.variant for p in ordered if _fits(p.when, R=rows, V=width, k=k, tile=int(p.steps[0].args["tile"]))
     ]
     assert (fitting[0] if fitting else None) == variant
 
@@ -115,7 +116,7 @@ def test_every_plan_step_has_a_realization(plan: PrimitivePlan) -> None:
     assert unaligned or ["aligned", "scores", 16] in plan.when
     longest = next(right for head, left, right in plan.when[1:] if head == "le" and left == topk.V)
     tile = int(plan.steps[0].args["tile"])
-    assert max(int(p.constants["LISTS"]) for p in merges) * tile == longest
+    assert longest // tile in {p.constants["LISTS"] for p in merges}
 
 
 @pytest.mark.parametrize("scan", topk.SCANS, ids=repr)
