@@ -3,6 +3,8 @@ use."""
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from kiln.compiler.backend import Built, Job
 from kiln.compiler.tree import parsed
 from kiln.runtime.errors import KilnError
 from kiln.runtime.files import Folder
-from kiln.runtime.manifest import Kernel, Manifest, dump, parse_index
+from kiln.runtime.manifest import Kernel, Manifest, parse_index
 from kiln.runtime.proof import prove_kernel, read_artifact
 from kiln.runtime.verify import INDEX, MANIFEST, MAX_INDEX_BYTES
 
@@ -19,9 +21,14 @@ from kiln.runtime.verify import INDEX, MANIFEST, MAX_INDEX_BYTES
 class Existing:
     """A target of a tree on disk, as far as it is sound; one that is missing or unsound holds nothing."""
 
-    def __init__(self, folder: Path, manifest: Manifest | None) -> None:
+    def __init__(self, folder: Path, manifest: Manifest | None, data: bytes = b"{}") -> None:
         self.folder = folder
         self.manifest = manifest
+        # Entries as they are written: making 1586 of them anew from the parsed ones takes 0.4 s.
+        entries = json.loads(data).get("kernels", ())
+        self.kernels: dict[str, list[tuple[Kernel, dict[str, Any]]]] = defaultdict(list)
+        for kernel, entry in zip(manifest.kernels if manifest else (), entries, strict=True):
+            self.kernels[kernel.op].append((kernel, entry))
 
     @classmethod
     def open(cls, out: Path, target: str) -> Existing:
@@ -33,7 +40,7 @@ class Existing:
                     return cls(out / target, None)
                 with root.folder(target) as folder:
                     data = folder.read_exact(MANIFEST, entry.bytes, entry.sha256)
-            return cls(out / target, parsed(data, target))
+            return cls(out / target, parsed(data, target), data)
         except KilnError:
             return cls(out / target, None)
 
@@ -59,34 +66,31 @@ class Existing:
 
     def of_op(self, op: str) -> Built | None:
         """Every artifact of an op; None if one is damaged."""
-        kernels = [k for k in (self.manifest.kernels if self.manifest else ()) if k.op == op]
-        return self._read(kernels, op)
+        return self._read(self.kernels.get(op, ()), op)
 
     def _made_by(self, job: Job) -> Built | None:
-        mine = (job.op, job.inputs_digest)
-        kernels = [
-            k for k in (self.manifest.kernels if self.manifest else ()) if (k.op, k.inputs_digest) == mine
-        ]
-        return self._read(kernels, job.op) if kernels else None
+        mine = [(k, e) for k, e in self.kernels.get(job.op, ()) if k.inputs_digest == job.inputs_digest]
+        return self._read(mine, job.op) if mine else None
 
-    def _read(self, kernels: Sequence[Kernel], op: str) -> Built | None:
+    def _read(self, made: Sequence[tuple[Kernel, dict[str, Any]]], op: str) -> Built | None:
         if self.manifest is None:
             return None
         sources = {name: self.manifest.sources[name] for name in self.sources_of(op)}
         try:
             with Folder.open_root(self.folder) as folder:
-                files = {k.file: folder.read_exact(k.file, k.bytes, k.sha256) for k in kernels}
+                files = {k.file: folder.read_exact(k.file, k.bytes, k.sha256) for k, _ in made}
                 texts = {n: folder.read_exact(n, s.bytes, s.sha256) for n, s in sources.items()}
-            if any(self._faults(kernel, files) for kernel in kernels):
+            if any(self._faults(kernel, files) for kernel, _ in made):
                 return None
         except KilnError:
             return None
-        return Built(tuple(self._entry(k) for k in kernels), files, texts)
+        return Built(tuple(map(self._with_toolchain, made)), files, texts)
 
-    def _entry(self, kernel: Kernel) -> dict[str, Any]:
+    def _with_toolchain(self, made: tuple[Kernel, dict[str, Any]]) -> dict[str, Any]:
         """The kernel's entry with its whole toolchain: the manifest it goes into may have another."""
         common = self.manifest.toolchain if self.manifest else {}
-        return {**dump(kernel), "toolchain": {**common, **kernel.toolchain}}
+        kernel, entry = made
+        return {**entry, "toolchain": {**common, **kernel.toolchain}}
 
     def _faults(self, kernel: Kernel, files: Mapping[str, bytes]) -> list[str]:
         target = self.folder.name

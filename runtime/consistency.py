@@ -74,23 +74,13 @@ def _is_output(sig: Signature, name: str) -> bool:
     return any(t.name == name and t.role == "out" for t in sig.tensors)
 
 
-def _dims(sig: Signature) -> set[str]:
-    shapes = (e for t in sig.tensors for e in t.shape)
-    return {name for e in shapes for head, name in names_in(e) if head == "dim"} | {sig.rows, sig.width}
-
-
 def _name_faults(tree: Expr | Pred, sig: Signature, where: str) -> Iterator[str]:
     if type(tree) is not tuple:
         return
-    tensors = {t.name for t in sig.tensors}
-    known: dict[str, set[str]] = {
-        "dim": _dims(sig),
-        "arg": {o.name for o in sig.scalars},
-        "attr": {a.name for a in sig.attrs},
-    }
     for head, name in names_in(tree):
-        if name not in known.get(head, tensors):
-            yield f"{where} names {name!r}, which is no {head if head in known else 'operand'} of the op."
+        kind = head if head in sig.names else "operand"
+        if name not in sig.names[kind]:
+            yield f"{where} names {name!r}, which is no {kind} of the op."
 
 
 def _kernel_faults(k: Kernel, sig: Signature, target: str) -> Iterator[str]:

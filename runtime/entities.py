@@ -5,9 +5,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from kiln.runtime.expr import Expr, Pred
+from kiln.runtime.expr import names as names_in
 
 Json = Any
 
@@ -85,12 +87,24 @@ class Signature:
     contract: Contract
     doc: str
 
-    @property
+    @cached_property
+    def names(self) -> Mapping[str, frozenset[str]]:
+        """What expressions of its kernels and plans may name: dim, arg, attr and operand."""
+        shapes = (e for t in self.tensors for e in t.shape)
+        dims = {name for e in shapes for head, name in names_in(e) if head == "dim"}
+        return {
+            "dim": frozenset(dims | {self.rows, self.width}),
+            "arg": frozenset(o.name for o in self.scalars),
+            "attr": frozenset(a.name for a in self.attrs),
+            "operand": frozenset(t.name for t in self.tensors),
+        }
+
+    @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensor operands in declared order."""
         return tuple(o for o in self.operands if isinstance(o, Tensor))
 
-    @property
+    @cached_property
     def scalars(self) -> tuple[Scalar, ...]:
         """Scalar operands in declared order."""
         return tuple(o for o in self.operands if isinstance(o, Scalar))
