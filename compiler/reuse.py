@@ -24,7 +24,7 @@ class Existing:
     def __init__(self, folder: Path, manifest: Manifest | None, data: bytes = b"{}") -> None:
         self.folder = folder
         self.manifest = manifest
-        # Entries as they are written: making 1586 of them anew from the parsed ones takes 0.4 s.
+        # Entries as they are written: 1586 made anew from the parsed ones take 0.55 s, read 0.11 s.
         entries = json.loads(data).get("kernels", ())
         self.kernels: dict[str, list[tuple[Kernel, dict[str, Any]]]] = defaultdict(list)
         for kernel, entry in zip(manifest.kernels if manifest else (), entries, strict=True):

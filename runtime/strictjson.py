@@ -106,7 +106,7 @@ _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True).e
 
 
 def _leaf(value: object) -> str:
-    # An encoder sets itself up for each call but for strings: 3 us.
+    # An encoder sets itself up for each call but for strings: 2.4 us an integer, 0.5 so.
     return int.__repr__(value) if type(value) is int else _encode(value)
 
 

