@@ -92,6 +92,8 @@ def shape_of(value: ir.Value, width: ir.Value) -> Shape:
             return shape_of(operands[1], width)
         case "kiln.half" | "kiln.take_row" | "kiln.take_columns" | "kiln.permute" | "kiln.columns":
             return Shape(Fraction(1))
+        case "kiln.pack_e2m1":
+            return Shape((shape_of(operands[0], width).fraction or Fraction(1)) / 2)
         case "kiln.load":
             return Shape(_load_fraction(operation))
     for o in operands:

@@ -35,7 +35,9 @@ class Target:
 
 
 def _cuda(name: str, capability: int, max_shared: int, *features: str) -> Target:
-    return Target(name, "cuda", capability, frozenset({*features, "canonical_nan"}), max_shared=max_shared)
+    return Target(
+        name, "cuda", capability, frozenset({*features, "canonical_nan", "e2m1_words"}), max_shared=max_shared
+    )
 
 
 V3 = ("avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "lzcnt")

@@ -169,6 +169,21 @@ def _e2m1(x: Value, sign: Value) -> Value:
     return code.bits() | ((sign >> 28) & 8)
 
 
+def exact_pack_e2m1(x: Value) -> Value:
+    """Codes of neighbours, one in each nibble."""
+    return _pairs(exact_to_e2m1(x))
+
+
+def canonical_pack_e2m1(x: Value) -> Value:
+    """The same where arithmetic gives one positive NaN."""
+    return _pairs(canonical_to_e2m1(x))
+
+
+def _pairs(codes: Value) -> Value:
+    pairs = L.group(codes, 2)
+    return ((L.pick(pairs, 0) & 15) | (L.pick(pairs, 1) << 4)).to(U8)
+
+
 def _i32(like: Value, value: int) -> Value:
     return like.machine.constant(value, I32)
 
@@ -203,6 +218,12 @@ def _ideal_e2m1(x: np.ndarray) -> np.ndarray:
     )
     signed: np.ndarray = code | np.where(np.signbit(x) & ~np.isnan(x), 8, 0).astype(np.int32)
     return signed
+
+
+def _ideal_pack_e2m1(x: np.ndarray) -> np.ndarray:
+    codes = _ideal_e2m1(x)
+    pairs: np.ndarray = (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
+    return pairs
 
 
 def _ideal_from_e4m3(code: np.ndarray) -> np.ndarray:
@@ -245,6 +266,9 @@ FUNCTIONS = {
     "math.erf": Function(exact_erf, _ideal_erf),
     "kiln.to_e4m3": Function(exact_to_e4m3, _ideal_e4m3, U8, feature="e4m3"),
     "kiln.to_e2m1": Function(exact_to_e2m1, _ideal_e2m1, I32, canonical=canonical_to_e2m1),
+    "kiln.pack_e2m1": Function(
+        exact_pack_e2m1, _ideal_pack_e2m1, U8, feature="e2m1_words", canonical=canonical_pack_e2m1
+    ),
     "kiln.from_e4m3": Function(exact_from_e4m3, _ideal_from_e4m3, F32, feature="e4m3"),
 }
 """Functions by the name the IR uses."""

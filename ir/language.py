@@ -262,6 +262,16 @@ def to_e2m1(x: Value) -> Value:
     return _unary("kiln.to_e2m1", x, I32)
 
 
+def pack_e2m1(x: Value) -> Value:
+    """float4 e2m1 codes of neighbours as u8 pairs, the first in the low nibble: half as many as x. Rounding
+    as in to_e2m1.
+    """
+    _require(x, F32, "pack_e2m1")
+    if x.shape.fraction is None or x.shape.inner != 1:
+        raise TypeCheckError(f"pack_e2m1 takes a row, not {x.shape}; ungroup() it", where())
+    return x.machine.emit("kiln.pack_e2m1", (x,), Shape(x.shape.fraction / 2), U8)
+
+
 def from_e4m3(code: Value) -> Value:
     """The f32 value of a non-negative e4m3fn code (u8)."""
     _require(code, U8, "from_e4m3", "make the code with to_e4m3()")

@@ -14,6 +14,7 @@ STRUCTURAL = {
     "logistic": (("x", ANY),),
     "to_e4m3": (("x", ANY),),
     "to_e2m1": (("x", ANY),),
+    "pack_e2m1": (("x", ANY),),
     "from_e4m3": (("code", ANY),),
     "absent": (),
 }

@@ -199,6 +199,7 @@ class RowMachine:
                 | "kiln.permute"
                 | "kiln.columns"
                 | "kiln.row"
+                | "kiln.pack_e2m1"
             ):
                 extra = {"index": attribute(attrs["index"])} if "index" in attrs else {}
                 return self._op(name, [a.data for a in args], result, **extra)

@@ -56,6 +56,8 @@ ACTIVATIONS = {
     "gelu_quick": gelu_quick,
 }
 """Activations by name, f32 to f32."""
+DECODED = frozenset({"silu", "gelu", "gelu_tanh"})
+"""Activations that decoding models call alone."""
 
 
 def gate_activation(x: Value, kind: str) -> Value:
@@ -70,7 +72,14 @@ def _unary_op(name: str) -> Op:
         return function(x.to(F32))
 
     operands = (Tensor("x", T, ("M", "N")), Tensor("out", T, ("M", "N"), "out"))
-    return Op(name, FAMILY, operands, body=body, ship=(EACH[0], *RARE), doc=function.__doc__ or "")
+    return Op(
+        name,
+        FAMILY,
+        operands,
+        body=body,
+        ship=LATENCY if name in DECODED else (EACH[0], *RARE),
+        doc=function.__doc__ or "",
+    )
 
 
 UNARY = tuple(_unary_op(name) for name in ACTIVATIONS)
@@ -90,8 +99,8 @@ def _gated_op(name: str, activation: str, ship: tuple[Ship, ...]) -> Op:
 
 
 SILU_AND_MUL = _gated_op("silu_and_mul", "silu", LATENCY)
-GELU_AND_MUL = _gated_op("gelu_and_mul", "gelu", (EACH[0], *RARE))
-GELU_TANH_AND_MUL = _gated_op("gelu_tanh_and_mul", "gelu_tanh", (EACH[0], *RARE))
+GELU_AND_MUL = _gated_op("gelu_and_mul", "gelu", LATENCY)
+GELU_TANH_AND_MUL = _gated_op("gelu_tanh_and_mul", "gelu_tanh", LATENCY)
 
 
 def _silu_mul(gate: Value, up: Value) -> Value:

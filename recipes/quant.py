@@ -14,11 +14,10 @@ from kiln.ir.language import (
     group_max,
     max_number,
     min_number,
-    pick,
+    pack_e2m1,
     row_max,
     select,
     spread,
-    to_e2m1,
     to_e4m3,
     ungroup,
 )  # fmt: skip
@@ -129,8 +128,7 @@ def quantize_fp4(x: Value, global_scale_inv: Value) -> tuple[Value, Value]:
     scale = to_e4m3(global_scale_inv * (amax * SIXTH))
     step = from_e4m3(scale) * (1.0 / global_scale_inv)
     inverse = select(step > 0.0, 1.0 / step, 0.0)
-    codes = group(ungroup(to_e2m1(groups * spread(inverse, 16))), 2)
-    return ((pick(codes, 0) & 15) | (pick(codes, 1) << 4)).to(U8), scale
+    return pack_e2m1(ungroup(groups * spread(inverse, 16))), scale
 
 
 def fp4_outputs(swizzled: bool) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from kiln.compiler.target import TARGETS
 from kiln.ir.spec import Op, Ship
 
 RUNNER = "kiln.backends.cuda.compile:run"
-GENERATOR = ("triton_emitter.py", "contract.py", "schedule.py", "compile.py")
+GENERATOR = ("triton_emitter.py", "prelude.py", "contract.py", "schedule.py", "compile.py")
 
 
 @lru_cache(maxsize=1)

@@ -171,7 +171,8 @@ def generated(
     """The source of a generated kernel, and the launch contract that goes with it."""
     schedule, ship = Schedule(**payload["schedule"]), _ship(payload)
     fast = schedule.mode == "fast"
-    lowered = lower(Request(op, ship.dtypes, ship.attrs, ship.absent, target.features, fast), ops)
+    features = target.features if schedule.hinted else target.features - {"e2m1_words"}
+    lowered = lower(Request(op, ship.dtypes, ship.attrs, ship.absent, features, fast), ops)
     kernel = emit(lowered.program, op, dict(ship.attrs), f"kiln_{op.name}", fast)
     params = tuple(
         contract.parameter_json(op, p, ship.dtypes, schedule.hinted and contract.is_hinted(op, p, ship.attrs))

@@ -12,6 +12,9 @@ from kiln.ir import signature
 from kiln.ir.dtypes import DTYPES, DType
 from kiln.ir.spec import Op, Ship, Tensor
 
+MAX_GRID_Y = 65535
+"""The most programs along y or z that a device takes."""
+
 
 def operand_of(op: Op, p: Parameter) -> Tensor:
     """The tensor behind a pointer, stride or table-size parameter."""
@@ -74,19 +77,24 @@ def triton_type(entry: Mapping[str, Any]) -> str:
 
 
 def grid_json(op: Op, kernel: TritonKernel, schedule: Schedule) -> list[Any]:
-    """Programs along x: row groups, times column blocks where rows are cut."""
+    """Row groups along x; where rows are cut, column blocks along x and row groups along y, with whole y
+    axes along z: a division of the program number cost 8 % (NVFP4 of 16384x5120: 69.0 against 63.5 us).
+    """
     rows: Any = ["dim", op.rows]
     if kernel.padded_rows:
         rows = ["roundup", rows, 128]
     if schedule.rows > 1:
         rows = ["cdiv", rows, schedule.rows]
-    if not kernel.whole_rows:
-        rows = ["mul", rows, ["cdiv", ["dim", op.width], schedule.block]]
-    return [rows, 1, 1]
+    if kernel.whole_rows:
+        return [rows, 1, 1]
+    planes = ["max", 1, ["cdiv", rows, MAX_GRID_Y]]
+    return [["cdiv", ["dim", op.width], schedule.block], ["cdiv", rows, planes], planes]
 
 
 def when_json(op: Op, ship: Ship, kernel: TritonKernel, schedule: Schedule) -> list[Any]:
-    """Types, attributes, absent operands, the row width that fits, and what the hints promise."""
+    """Types, attributes, absent operands, and the rows and widths it is for. What the hints promise of
+    addresses, widths and strides stands in the parameters (`align`, `divisible_by`) and is tested there.
+    """
     tests: list[Any] = ["and", *type_predicates(op, ship)]
     if schedule.most_rows is not None:
         tests.append(["le", ["dim", op.rows], schedule.most_rows])
@@ -94,19 +102,6 @@ def when_json(op: Op, ship: Ship, kernel: TritonKernel, schedule: Schedule) -> l
         tests.append(["eq", ["dim", op.width], schedule.width])
     elif kernel.whole_rows:
         tests.append(["le", ["dim", op.width], schedule.block])
-    if not schedule.hinted:
-        return tests
-    tests.append(["divisible", ["dim", op.width], 16])
-    for p in kernel.parameters:
-        operand = p.operand.removesuffix(":out")
-        if p.kind == "ptr" and is_hinted(op, p, ship.attrs):
-            test: list[Any] = ["aligned", operand, 16]
-        elif p.kind == "stride" and is_hinted(op, p, ship.attrs):
-            test = ["divisible", ["stride", operand], 16]
-        else:
-            continue
-        if test not in tests:
-            tests.append(test)
     return tests
 
 

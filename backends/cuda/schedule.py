@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kiln.ir.record import record, reduces_rows
-from kiln.ir.signature import row_kind
-from kiln.ir.spec import ANY, Op, Ship
+from kiln.ir.signature import resolve, row_kind
+from kiln.ir.spec import ANY, Op, Ship, Tensor
 
 GENERAL = 8192
 """Tile of the kernel that serves widths nobody named and unaligned operands. Wider rows need a named
@@ -70,15 +70,20 @@ HEAD_TILES = {128: (32, 8), 256: (16, 8)}
 """Many short rows with much arithmetic: gated norm over 524288 heads of 128 0.91, with the tile above
 0.85.
 """
-LIGHT, HEAVY, SMALL = (2048, 4), (1024, 1), (1024, 4)
-"""(P, warps) of kernels that cut rows: 16 elements a thread for plain ones; 32 where arithmetic binds
-(silu_mul 8192x7168: 1.00 of the copy bandwidth, with 8 elements 0.92); 8 for few rows, where latency binds
-(16x4096: 1.8 us against 2.3)."""
+LIGHT, HEAVY, WIDE, GROUPED, LONG, SMALL = (2048, 4), (1024, 1), (512, 1), (1024, 2), (1024, 4), (512, 4)
+"""(P, warps) of kernels that cut rows, measured on an H200. Plain ones have 16 elements a thread, those bound
+by arithmetic 32 (silu_mul 8192x7168: 1.00 of the copy bandwidth, with 8 elements 0.92), or 16 where a column
+has so many bytes that half as many programs do not bind (silu_mul: 1.00 too, with half the code). Scales of
+groups with two warps: 0.88 against 0.85. Few rows have 4 elements a thread: latency binds (silu_and_mul
+64x5120 2.1 us against 2.5 with 8, gelu 16x4096 1.6 against 1.8)."""
+WIDE_BYTES = 6
+"""Bytes read and written a column from which WIDE pays. A device starts 1.6 programs a nanosecond: blocks of
+512 columns of 2 and 1 bytes pass at 0.58 of the bandwidth, of 2 + 2 + 2 bytes at 1.00."""
 FEW_ROWS = 512
 FEW_HEADS = 16384
 GENERAL_HEAVY_WARPS = 16
 """Code grows with the elements of a thread: softmax over 8192 columns 52 KB with 4 warps."""
-HEAVY_FUNCTIONS = frozenset({"kiln.logistic", "kiln.to_e2m1"})
+HEAVY_FUNCTIONS = frozenset({"kiln.logistic", "kiln.to_e2m1", "kiln.pack_e2m1"})
 """Cheap enough to be worth 32 elements a thread."""
 LONG_FUNCTIONS = frozenset({"math.exp", "math.tanh", "math.erf"})
 """So long that 32 copies of them would be 40 KB of code."""
@@ -98,6 +103,10 @@ class Traits:
     row_inputs: int
     heavy: bool
     long: bool
+    grouped: bool
+    """Whether groups of columns are reduced, and more than codes of four bits follow."""
+    bytes: float
+    """Read and written a column by operands that have rows."""
 
 
 def traits_of(op: Op, ship: Ship) -> Traits:
@@ -111,7 +120,17 @@ def traits_of(op: Op, ship: Ship) -> Traits:
         len(inputs),
         not HEAVY_FUNCTIONS.isdisjoint(names),
         not LONG_FUNCTIONS.isdisjoint(names),
+        any(n == "linalg.reduce" and not s.is_scalar for n, s in recorder.operations)
+        and "kiln.pack_e2m1" not in names,
+        sum(_bytes(op, t, ship) for t in (*op.inputs, *op.outputs) if t.name not in ship.absent),
     )
+
+
+def _bytes(op: Op, tensor: Tensor, ship: Ship) -> float:
+    kind = row_kind(op, tensor, ship.attrs)
+    if not kind.per_row or kind.table or kind.shape.fraction is None:
+        return 0.0
+    return float(kind.shape.fraction) * resolve(op, tensor, ship.dtypes).bytes
 
 
 def row_schedules(
@@ -134,11 +153,22 @@ def row_schedules(
 
 def cut_schedules(traits: Traits, mode: Literal["exact", "fast"], latency: bool) -> Iterator[Schedule]:
     """Kernels that cut rows into blocks."""
-    block, warps = SMALL if traits.long else HEAVY if traits.heavy else LIGHT
-    yield Schedule(block, 1, warps, hinted=True, mode=mode)
-    if traits.heavy and latency:
+    yield Schedule(*_cut(traits), hinted=True, mode=mode)
+    if latency:
         block, warps = SMALL
         yield Schedule(block, 1, warps, hinted=True, mode=mode, most_rows=FEW_ROWS)
+
+
+def _cut(traits: Traits) -> tuple[int, int, int]:
+    if traits.long:
+        block, warps = LONG
+    elif traits.heavy and traits.grouped:
+        block, warps = GROUPED
+    elif traits.heavy:
+        block, warps = WIDE if traits.bytes >= WIDE_BYTES else HEAVY
+    else:
+        block, warps = LIGHT
+    return block, 1, warps
 
 
 def schedules(op: Op, ship: Ship) -> Iterator[Schedule]:
