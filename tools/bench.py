@@ -1,7 +1,7 @@
 """Time an op on this machine against its limit and its peers: warm, medians, inputs larger than the cache.
 
 CUDA: replays of a graph of launches over rotated operands; the limit is the bandwidth of a copy kernel
-measured in the same run. CPU: thread CPU time of one thread. Every output is first checked to be written.
+measured in the same run; a copy of as many bytes as the op moves stands beside it. CPU: thread CPU time of one thread. Every output is first checked to be written.
 `--evidence` records the figures beside the tree's artifacts."""
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ SHAPES: Mapping[str, Sequence[Mapping[str, int]]] = {
     "matmul_bt": ({"M": 16, "N": 4096, "K": 4096}, {"M": 4096, "N": 4096, "K": 4096}),
 }
 """Shapes of ops whose dimensions are not rows and a width."""
+COPY = "copy of the same bytes"
+"""A kernel that only copies, at the size of the op: what launches and the last programs cost even there."""
 NUMBERS = {"scale": 0.02, "global_scale_inv": 100.0, "cap": 30.0, "factor": 1.5}
 
 
@@ -200,7 +202,7 @@ def measure(
     bench.check_written([first[t.name] for t in sig.tensors if t.role != "in" and first[t.name] is not None])
     kernel = calls[0].candidate
     median, spread = bench.time([c.launch for c in calls])
-    others = {}
+    others = {COPY: Peer(bench.copy_version, round(bench.time(bench.copy(size))[0], 3))}
     for peer in libraries:
         factory = peer.ops.get(case.op)
         runs = [r for s in sets if factory is not None and (r := factory(s)) is not None]
@@ -267,7 +269,7 @@ def listing(results: Sequence[Measured]) -> str:
          *(f"{r.peers[n].median_us:.2f}" if n in r.peers else "" for n in names))
         for r in results
     ]  # fmt: skip
-    geometric = [p.median_us / r.median_us for r in results for p in r.peers.values()]
+    geometric = [p.median_us / r.median_us for r in results for n, p in r.peers.items() if n != COPY]
     tail = f"\n{len(results)} timings" + (
         f", peers take {math.prod(geometric) ** (1 / len(geometric)):.2f} x the time" if geometric else ""
     )

@@ -32,6 +32,8 @@ class Bench(Protocol):
     bandwidth: float
     """Bytes a second of a copy, read and written; 0 if not measured."""
     limit_from: str
+    copy_version: str
+    """What copies the same bytes beside each op."""
 
     def random(self, shape: Sequence[int], dtype: str) -> Any:
         """A random operand."""
@@ -47,6 +49,10 @@ class Bench(Protocol):
 
     def copies(self, size: int) -> int:
         """Operand sets to rotate over."""
+        ...
+
+    def copy(self, size: int) -> Sequence[Callable[[], Any]]:
+        """Runs that copy `size` bytes, read and written together, over as many buffers as an op of this size."""
         ...
 
     def settle(self) -> None:
@@ -78,6 +84,7 @@ class CpuBench:
         self.device, self.driver = describe(library.device)
         self.stream = None
         self.limit_from = "copy of 256 MB by NumPy, one thread"
+        self.copy_version = f"NumPy {np.__version__}"
         a = np.zeros(128_000_000, np.uint8)
         b = np.empty_like(a)
         median, _ = self.time([lambda: np.copyto(b, a)])
@@ -100,6 +107,12 @@ class CpuBench:
     def copies(self, size: int) -> int:
         """Rotation is left out: sizes beyond the cache are given by the shape."""
         return 1
+
+    def copy(self, size: int) -> Sequence[Callable[[], Any]]:
+        """See Bench."""
+        a = np.zeros(max(size // 2, 1), np.uint8)
+        b = np.empty_like(a)
+        return [lambda: np.copyto(b, a)]
 
     def settle(self) -> None:
         """See Bench."""
@@ -142,6 +155,7 @@ class CudaBench:
         self.device, self.driver = describe(library.device)
         self.stream = t.cuda.Stream(self.where)
         self.limit_from = "copy kernel over 2 GiB in the same run"
+        self.copy_version = f"PyTorch {t.__version__}"
         self.bandwidth = 0.0
         a, b = (t.empty(1 << 28, dtype=t.int32, device=self.where).random_() for _ in range(2))
         median, _ = self.time([lambda: t.add(a, 0, out=b)])
@@ -167,6 +181,15 @@ class CudaBench:
     def copies(self, size: int) -> int:
         """See Bench."""
         return max(1, min(48, CACHE // max(size, 1) + 1))
+
+    def copy(self, size: int) -> Sequence[Callable[[], Any]]:
+        """See Bench."""
+        t, words = self.torch, max(size // 8, 1)
+        pairs = [
+            [t.empty(words, dtype=t.int32, device=self.where).random_() for _ in range(2)]
+            for _ in range(self.copies(size))
+        ]
+        return [lambda a=a, b=b: t.add(a, 0, out=b) for a, b in pairs]
 
     def settle(self) -> None:
         """See Bench."""
