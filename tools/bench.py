@@ -1,7 +1,8 @@
 """Time an op on this machine against its limit and its peers: warm, medians, inputs larger than the cache.
 
 CUDA: replays of a graph of launches over rotated operands; the limit is the bandwidth of a copy kernel
-measured in the same run; a copy of as many bytes as the op moves stands beside it. CPU: thread CPU time of one thread. Every output is first checked to be written.
+measured in the same run; a copy of as many bytes as the op moves stands beside it. CPU: thread CPU time of
+one thread. Every output is first checked to be written.
 `--evidence` records the figures beside the tree's artifacts."""
 
 from __future__ import annotations

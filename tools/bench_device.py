@@ -6,6 +6,7 @@ import importlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -52,7 +53,7 @@ class Bench(Protocol):
         ...
 
     def copy(self, size: int) -> Sequence[Callable[[], Any]]:
-        """Runs that copy `size` bytes, read and written together, over as many buffers as an op of this size."""
+        """Runs that copy `size` bytes, read and written together, over as many buffers as an op has."""
         ...
 
     def settle(self) -> None:
@@ -189,7 +190,7 @@ class CudaBench:
             [t.empty(words, dtype=t.int32, device=self.where).random_() for _ in range(2)]
             for _ in range(self.copies(size))
         ]
-        return [lambda a=a, b=b: t.add(a, 0, out=b) for a, b in pairs]
+        return [partial(t.add, a, 0, out=b) for a, b in pairs]
 
     def settle(self) -> None:
         """See Bench."""
