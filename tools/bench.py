@@ -22,6 +22,7 @@ from kiln.tools import peers
 from kiln.tools.bench_device import Bench, CpuBench, CudaBench
 from kiln.tools.console import UsageError, emit, note, table
 from kiln.tools.evidence import Measured, Peer, Proofs
+from kiln.tools.peers_cpu import cpu_peers
 from kiln.tools.trees import add_tree_option, default_tree, record_proofs
 
 ROWS = (1, 16, 64, 256, 8192, 16384)
@@ -77,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         if not names:
             raise UsageError(f"no op matches {', '.join(args.op)}; kiln list shows what there is")
         bench: Bench = CpuBench(library) if args.device == "cpu" else CudaBench(library)
-        libraries = [p for p in peers.installed(args.peer_libraries) if not args.vs or p.name in args.vs]
+        known = cpu_peers() if args.device == "cpu" else peers.installed(args.peer_libraries)
+        libraries = [p for p in known if not args.vs or p.name in args.vs]
         results = []
         for name in names:
             for case in cases(library, name, _shapes(args.shape)):

@@ -31,11 +31,26 @@ def _torch_ops(torch: Any) -> dict[str, Callable[[Call], Run | None]]:
     def rms_norm(c: Call) -> Run:
         return lambda: functional.rms_norm(c["x"], (c["x"].shape[-1],), c["weight"], c["eps"])
 
+    def add_rms_norm(c: Call) -> Run:
+        def run() -> None:
+            total = c["x"] + c["residual"]
+            functional.rms_norm(total, (total.shape[-1],), c["weight"], c["eps"])
+
+        return run
+
+    def silu_and_mul(c: Call) -> Run:
+        gate, up = c["x"].chunk(2, -1)
+        return lambda: functional.silu(gate) * up
+
     def top_k(c: Call) -> Run:
         return lambda: torch.topk(c["scores"], c["k"])
 
     return {
         "rms_norm": rms_norm,
+        "fused_add_rms_norm_std": add_rms_norm,
+        "silu_mul": lambda c: lambda: functional.silu(c["gate"]) * c["up"],
+        "silu_and_mul": silu_and_mul,
+        "mul": lambda c: lambda: torch.mul(c["a"], c["b"], out=c["out"]),
         "layer_norm": lambda c: (
             lambda: functional.layer_norm(c["x"], (c["x"].shape[-1],), c["weight"], c["bias"], c["eps"])
         ),
@@ -83,12 +98,13 @@ def _vllm_ops(ops: Any, torch: Any) -> dict[str, Callable[[Call], Run | None]]:
     }
 
 
-def _torch() -> PeerLibrary | None:
+def torch_peer() -> tuple[Any, PeerLibrary] | None:
+    """PyTorch, and it as a peer; None where it is not importable."""
     try:
         torch = importlib.import_module("torch")
     except ImportError:
         return None
-    return PeerLibrary("torch", str(torch.__version__), _torch_ops(torch))
+    return torch, PeerLibrary("torch", str(torch.__version__), _torch_ops(torch))
 
 
 def _vllm() -> PeerLibrary | None:
@@ -131,6 +147,7 @@ def load_libraries(folder: str) -> PeerLibrary | None:
 
 
 def installed(folder: str | None = None) -> tuple[PeerLibrary, ...]:
-    """Every peer that can be had here."""
-    found = [_torch(), load_libraries(folder) if folder else _vllm(), _liger()]
+    """Every peer on CUDA that can be had here."""
+    torch = torch_peer()
+    found = [torch and torch[1], load_libraries(folder) if folder else _vllm(), _liger()]
     return tuple(p for p in found if p is not None)
