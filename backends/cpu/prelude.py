@@ -12,7 +12,7 @@ ORDER = ("kiln_vec.h.j2", "kiln_f16.h", "kiln_fma.h", "kiln_gather.h.j2", "kiln_
 """The headers, each after those that it uses."""
 
 _DEFINED = re.compile(
-    r"^KILN_(?:INLINE|COLD) [^(]*?(\w+)\(|^#define (\w+)|^typedef [\w ]+? (\w+) __attribute__", re.MULTILINE
+    r"^KILN_[A-Z]+ [^(]*?(\w+)\(|^#define (\w+)|^typedef [\w ]+? (\w+) __attribute__", re.MULTILINE
 )
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -38,11 +38,11 @@ def paragraphs() -> tuple[Paragraph, ...]:
     """Every paragraph of the headers, in order."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FileSystemLoader(HEADERS), undefined=StrictUndefined, autoescape=False
-    )
+    environment = Environment(loader=FileSystemLoader(HEADERS), undefined=StrictUndefined, autoescape=False)
     texts = (environment.get_template(name).render() for name in ORDER)
-    return tuple(Paragraph.of(part.strip("\n")) for text in texts for part in re.split(r"\n{2,}", text) if part.strip())
+    return tuple(
+        Paragraph.of(part.strip("\n")) for text in texts for part in re.split(r"\n{2,}", text) if part.strip()
+    )
 
 
 def prelude(body: str) -> str:
