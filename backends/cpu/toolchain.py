@@ -19,8 +19,8 @@ FLAGS = (
     "-fno-sanitize=all", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables",
     "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror",
 )  # fmt: skip
-"""How C becomes code: IEEE operations as written, no call that the source does not make, and no unwind tables:
-no exception passes through a kernel."""
+"""How C becomes code: IEEE operations as written, no call that the source does not make, no unwind tables,
+for no exception passes through a kernel."""
 SHARED = ("-shared", "-nostdlib", "-s", "-Wl,--build-id=none", "-Wl,--hash-style=gnu")
 TIMEOUT_SECONDS = 300
 
