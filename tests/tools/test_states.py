@@ -130,7 +130,8 @@ def test_the_step_of_a_composite_is_an_op_of_its_own(tmp_path: Path) -> None:
         manifest("sm_80", [kernel("add")]),
         manifest("sm_90a", [kernel("add"), kernel("mul")], [plan("div", "add", "mul")]),
     )
-    found = rows(dict.fromkeys(["add", "mul"], FAMILY), read_tree(tree), ("sm_80",))
+    declared = {"add": FAMILY, "mul": FAMILY, "div": "KERNEL-FUSION-FRAMEWORK"}
+    found = rows(declared, read_tree(tree), ("sm_80",))
     assert find(found, FAMILY).targets == {"sm_80": State.DECLARED}
 
 
