@@ -11,7 +11,7 @@ import importlib
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,11 @@ class Loaded:
 
     def sources(self, op: str) -> tuple[Path, ...]:
         """Files that an op's meaning depends on: its module, and what that imports of any catalog."""
-        sides = frozenset({OWN, *map(side_of, self.modules.values())})
-        return module_closure(self.modules[op], sides)
+        return module_closure(self.modules[op], self._sides)
+
+    @cached_property
+    def _sides(self) -> frozenset[str]:
+        return frozenset({OWN, *map(side_of, self.modules.values())})
 
 
 def _package(name: str) -> Catalog:

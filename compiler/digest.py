@@ -81,7 +81,7 @@ def _lies_in(name: str, folder: Path) -> bool:
 def _imports(path: Path, module: str) -> Iterator[str]:
     """Names that a file's import statements may load: modules, and what is taken from them."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+    for node in _statements(ast.parse(path.read_bytes(), str(path))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -92,11 +92,29 @@ def _imports(path: Path, module: str) -> Iterator[str]:
             yield from taken if all(taken.values()) else (base, *taken)
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement in a tree, at any depth; expressions, most of a tree, hold none."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, name, ())
+        for child in inner if isinstance(inner, list) else ():  # the body of a lambda is an expression
+            yield child
+            yield from _statements(child)
+
+
 def inputs_digest(sources: Iterable[Path], payload: Mapping[str, Any], toolchain: Mapping[str, str]) -> str:
     """sha256 over source contents by file name, the job's data and the tools' versions."""
-    files = sorted((p.parent.name + "/" + p.name, file_hash(p)) for p in set(sources))
-    text = json.dumps([files, payload, dict(toolchain)], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    parts = (files_json(frozenset(sources)), _compact(payload), _compact(dict(toolchain)))
+    return hashlib.sha256(f"[{','.join(parts)}]".encode()).hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def files_json(sources: frozenset[Path]) -> str:
+    """Names and hashes of source files; the jobs of an op share theirs over all targets."""
+    return _compact(sorted((p.parent.name + "/" + p.name, file_hash(p)) for p in sources))
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 @lru_cache(maxsize=32)

@@ -69,3 +69,7 @@ FAMILIES: dict[str, str] = {
     "KERNEL-CONV3D": "General 3-D convolution",
 }
 """Row name -> title, in the matrix's order."""
+
+CAPABILITIES: dict[str, str] = {"KERNEL-CUDA-DISPATCH-AOT": "cuda_dispatch"}
+"""Rows without ops of their own: what carries kernels, and is proved by the kernels that it carried
+(`kiln.tools.capabilities`)."""

@@ -72,7 +72,11 @@ def parse_manifest(data: bytes, target: str | None = None, what: str = "MANIFEST
         SchemaError: not strict JSON, not schema 1, for another target, or naming something it does not
             declare.
     """
-    value = strictjson.parse(data, what, schema.MAX_MANIFEST_BYTES)
+    return read_manifest(strictjson.parse(data, what, schema.MAX_MANIFEST_BYTES), target, what)
+
+
+def read_manifest(value: Json, target: str | None = None, what: str = "MANIFEST.json") -> Manifest:
+    """As `parse_manifest`, of a document that `strictjson.parse` has read."""
     _check_version(value, what)
     manifest = read(schema.MANIFEST, value, what)
     if target is not None and manifest.target != target:
@@ -166,4 +170,5 @@ __all__ = [
     "parse_manifest",
     "parse_plan",
     "parse_signature",
+    "read_manifest",
 ]

@@ -8,6 +8,7 @@ memory. A manifest that two readers could understand differently is refused.
 import json
 import math
 import re
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 from kiln.runtime.errors import SchemaError
@@ -80,34 +81,43 @@ LINE = 110
 
 
 def _canonical(value: object, newline: str) -> str:
-    if not _holds_objects(value):
-        return _leaf(value)
+    if isinstance(value, str):
+        return _quoted(value)
     inner = newline + "  "
     if isinstance(value, dict):
-        if not any(map(_holds_objects, value.values())) and len(line := _leaf(value)) <= LINE:
+        if (line := _on_one_line(value, value.values(), 1)) is not None and len(line) <= LINE:
             return line
-        items = (f"{_leaf(k)}: {_canonical(value[k], inner)}" for k in sorted(value))
-        return "{" + inner + f",{inner}".join(items) + newline + "}"
-    if not isinstance(value, list | tuple):
-        return _leaf(value)
-    return "[" + inner + f",{inner}".join(_canonical(v, inner) for v in value) + newline + "]"
+        items = [f"{_quoted(k)}: {_canonical(value[k], inner)}" for k in sorted(value)]
+        return "{" + inner + f",{inner}".join(items) + newline + "}" if items else "{}"
+    if isinstance(value, _LISTS):
+        if (line := _on_one_line(value, value, 0)) is not None:
+            return line
+        return "[" + inner + f",{inner}".join([_canonical(v, inner) for v in value]) + newline + "]"
+    # An encoder sets itself up for each call: 2 us an integer, 0.2 so.
+    return int.__repr__(value) if type(value) is int else _encode(value)
 
 
-def _holds_objects(value: object) -> bool:
-    """Whether an object is in the value, itself included; an empty one is plain."""
+def _on_one_line(value: object, inner: Collection[object], braces: int) -> str | None:
+    """The text of a container if no object is in it; it has `braces` of its own.
+
+    Most are told apart by what they hold directly, or by the braces in their text: both are looked for in C.
+    """
+    if dict in map(type, inner) and not all(map(_is_plain, inner)):
+        return None
+    line = _encode(value)
+    return line if line.count("{") == braces or all(map(_is_plain, inner)) else None
+
+
+def _is_plain(value: object) -> bool:
+    """Whether no object is in the value, itself included; an empty one is plain."""
     if isinstance(value, dict):
-        return bool(value)
-    return isinstance(value, _LISTS) and any(_holds_objects(v) for v in value if isinstance(v, _CONTAINERS))
+        return not value
+    return not isinstance(value, _LISTS) or all(map(_is_plain, value))
 
 
 _LISTS = (list, tuple)
-_CONTAINERS = (dict, list, tuple)
-_encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True).encode
-
-
-def _leaf(value: object) -> str:
-    # An encoder sets itself up for each call but for strings: 2.4 us an integer, 0.5 so.
-    return int.__repr__(value) if type(value) is int else _encode(value)
+_quoted = json.encoder.encode_basestring_ascii
+_encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True, check_circular=False).encode
 
 
 def _decode(data: bytes) -> str:

@@ -7,7 +7,9 @@
   RAN          and the very bytes met the contract on a device
   MEASURED     and were timed there
 
-A cell is as far as the op of the family that is least far; a row as far as its best cell."""
+A cell is as far as the op of the family that is least far; a row as far as its best cell. An op that is only
+a launch of another counts where that other runs by it. A row without ops is a capability, such as dispatch:
+it is as far as the kernels that go through it."""
 
 from __future__ import annotations
 
@@ -57,6 +59,7 @@ def _row_document(row: Row) -> dict[str, Any]:
         "title": row.title,
         "state": row.state.name,
         "ops": list(row.ops),
+        "capability": row.capability,
         "targets": _names(row.targets),
         "op_targets": {op: _names(states) for op, states in row.op_states.items()},
     }

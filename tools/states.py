@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
-from kiln.recipes.matrix import FAMILIES
+from kiln.recipes.matrix import CAPABILITIES, FAMILIES
 from kiln.runtime.manifest import Manifest
+from kiln.tools.capabilities import EXERCISES, Exercises
 from kiln.tools.evidence import Evidence, Proofs
 from kiln.tools.trees import Tree
 
@@ -40,11 +42,13 @@ class Row:
     """op -> target -> state."""
     targets: Mapping[str, State]
     """target -> the state of the op that is least far there: a family is no further than any of its ops."""
+    capability: str | None = None
+    """What the row is about instead of ops."""
 
     @property
     def state(self) -> State:
         """The best state over targets."""
-        floor = State.DECLARED if self.ops else State.INVENTORIED
+        floor = State.DECLARED if self.ops or self.capability else State.INVENTORIED
         return max([floor, *self.targets.values()])
 
 
@@ -57,6 +61,26 @@ def artifact_state(proofs: Proofs) -> State:
     return State.COMPILED
 
 
+def together(found: Collection[State]) -> State:
+    """The state of what several artifacts show: see `op_states`."""
+    return min(found) if min(found) < State.RAN else max(found)
+
+
+def capability_state(exercises: Exercises, manifest: Manifest, evidence: Evidence) -> State:
+    """How far a capability has come on a target: as far as the kernels that exercise it. An interpreter does
+    not: it runs source, and passes the loader by.
+    """
+    found = [artifact_state(evidence.of(k.sha256)) for k in manifest.kernels if exercises(manifest.target, k)]
+    state = together(found) if found else State.DECLARED
+    return State.COMPILED if state is State.INTERPRETED else state
+
+
+def internal_steps(manifests: Iterable[Manifest]) -> frozenset[str]:
+    """Ops that are launches of another op: the steps of primitive plans, on whichever target has them."""
+    plans = [p for m in manifests for p in m.recipes if p.tier == "primitive"]
+    return frozenset(step.op for p in plans for step in p.steps)
+
+
 def op_states(manifest: Manifest, evidence: Evidence) -> dict[str, State]:
     """State of every op of a target.
 
@@ -67,7 +91,7 @@ def op_states(manifest: Manifest, evidence: Evidence) -> dict[str, State]:
     artifacts: dict[str, list[State]] = {}
     for kernel in manifest.kernels:
         artifacts.setdefault(kernel.op, []).append(artifact_state(evidence.of(kernel.sha256)))
-    states = {op: min(found) if min(found) < State.RAN else max(found) for op, found in artifacts.items()}
+    states = {op: together(found) for op, found in artifacts.items()}
     pending = {p.op: {s.op for s in p.steps} for p in manifest.recipes if p.op not in states}
     while ready := [op for op, steps in pending.items() if steps <= states.keys()]:
         for op in ready:
@@ -90,17 +114,42 @@ def rows(declared: Mapping[str, str], tree: Tree | None, targets: tuple[str, ...
         targets: the columns.
     """
     family_of = families(declared, tree)
-    there = {t: op_states(m, tree.evidence[t]) for t, m in tree.manifests.items()} if tree else {}
     extra = sorted(set(family_of.values()) - FAMILIES.keys())
-    return [
-        _row(family, tuple(sorted(op for op, f in family_of.items() if f == family)), there, targets)
-        for family in [*FAMILIES, *extra]
-    ]
+    held = tree or Tree(Path(), "", {}, {})
+    there = {t: op_states(m, held.evidence[t]) for t, m in held.manifests.items()}
+    internal = internal_steps(held.manifests.values())
+    found = []
+    for family in [*FAMILIES, *extra]:
+        ops = tuple(sorted(op for op, f in family_of.items() if f == family))
+        if family in CAPABILITIES:
+            found.append(_capability_row(family, held, targets))
+        else:
+            found.append(_op_row(family, ops, there, targets, internal))
+    return found
 
 
-def _row(
-    family: str, ops: tuple[str, ...], there: Mapping[str, Mapping[str, State]], targets: tuple[str, ...]
+def _capability_row(family: str, tree: Tree, targets: tuple[str, ...]) -> Row:
+    name = CAPABILITIES[family]
+    cells = {
+        t: capability_state(EXERCISES[name], tree.manifests[t], tree.evidence[t])
+        for t in targets
+        if t in tree.manifests
+    }
+    return Row(family, FAMILIES[family], (), {}, dict.fromkeys(targets, State.DECLARED) | cells, name)
+
+
+def _op_row(
+    family: str,
+    ops: tuple[str, ...],
+    there: Mapping[str, Mapping[str, State]],
+    targets: tuple[str, ...],
+    internal: frozenset[str],
 ) -> Row:
     states = {op: {t: there.get(t, {}).get(op, State.DECLARED) for t in targets} for op in ops}
-    cells = {t: min((states[op][t] for op in ops), default=State.INVENTORIED) for t in targets}
+    default = State.DECLARED if ops else State.INVENTORIED
+    cells = {
+        # A launch of another op is missed only where that op runs by it.
+        t: min((states[op][t] for op in ops if op not in internal or op in there.get(t, ())), default=default)
+        for t in targets
+    }
     return Row(family, FAMILIES.get(family, ""), ops, states, cells)

@@ -12,6 +12,7 @@ from typing import Any
 
 import kiln.backends.cpu as here
 from kiln.backends.cpu import variants
+from kiln.backends.cpu.prelude import HEADERS, ORDER
 from kiln.backends.cpu.primitive import CpuPrimitive
 from kiln.compiler.backend import Job
 from kiln.compiler.catalog import OWN, Loaded, load
@@ -24,7 +25,7 @@ RUNNER = "kiln.backends.cpu.compile:run"
 VARIANT = "c"
 """One job makes every variant of an op: `c.<specialization>.<ISA tier>`."""
 HANDWRITTEN = ("compile.py", "primitive.py", "toolchain.py")
-GENERATOR = ("abi.py", "c_body.py", "c_emitter.py", "c_expr.py", "c_loops.py", "schedule.py")
+GENERATOR = ("abi.py", "c_body.py", "c_emitter.py", "c_expr.py", "c_loops.py", "prelude.py", "schedule.py")
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +93,7 @@ class CpuBackend:
             *(_own(f"kernels/{r.template}")[0] for r in rows),
         ]
         if ships:
-            sources += [*core_sources(), *_own(*GENERATOR), *sorted((_folder() / "vec").glob("*.h"))]
+            sources += [*core_sources(), *_own(*GENERATOR), *(HEADERS / name for name in ORDER)]
         return Job(
             target,
             op.name,

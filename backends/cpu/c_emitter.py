@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from kiln.backends.cpu.abi import Abi, Memory, abi_of
 from kiln.backends.cpu.c_body import operand_text
 from kiln.backends.cpu.c_expr import c_type, expression
 from kiln.backends.cpu.c_loops import BUFFERED, Loops, indented
+from kiln.backends.cpu.prelude import prelude
 from kiln.backends.cpu.schedule import Schedule, Space
 from kiln.compiler.rowprogram import Instruction, RowProgram
 from kiln.ir.dtypes import DType
@@ -24,15 +23,6 @@ from kiln.ir.spec import Op
 
 PARAMETERS = "void *const *ptrs, const int64_t *ints, const double *floats, int64_t begin, int64_t end"
 COPIED = frozenset({"kiln.load", "kiln.half", "kiln.take_row"})
-HEADERS = Path(__file__).parent / "vec"
-"""The vector headers; what a source uses of them is copied into it, so that it compiles alone."""
-OPTIONAL_HEADERS = {
-    "kiln_f16.h": r"\bf16_|_round_f16\b|f16_gather",
-    "kiln_fma.h": r"_fma\(",
-    "kiln_nvfp4.h": r"\bnvfp4_",
-    "kiln_gather.h": r"_gather\(|_columns\(",
-}
-"""Header -> pattern of what in a source needs it."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +36,10 @@ class CEntry:
     """The longest row that it takes; 0 where any does."""
 
 
-@lru_cache
-def header(name: str) -> str:
-    """The text of a vector header."""
-    return (HEADERS / name).read_text("utf-8")
-
-
 def translation_unit(title: str, texts: Iterable[str]) -> str:
-    """One C file that needs no other: the headers its texts use, then the texts."""
+    """One C file that needs no other: what its texts use of the vector headers, then the texts."""
     body = "\n".join(texts)
-    needed = [name for name, mark in OPTIONAL_HEADERS.items() if re.search(mark, body)]
-    return "\n".join([f"/* {title} */", header("kiln_vec.h"), *map(header, needed), body])
+    return "\n".join([f"/* {title} */", prelude(body), body])
 
 
 def emit(

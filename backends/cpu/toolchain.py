@@ -16,11 +16,12 @@ from kiln.compiler.target import IsaTier, Target
 
 FLAGS = (
     "-std=c11", "-O3", "-ffp-contract=off", "-fno-builtin", "-fno-math-errno", "-fno-stack-protector",
-    "-fno-sanitize=all",
+    "-fno-sanitize=all", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables",
     "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror",
 )  # fmt: skip
-"""How C becomes code: IEEE operations as written, and no call that the source does not make."""
-SHARED = ("-shared", "-nostdlib", "-s", "-Wl,--build-id=none")
+"""How C becomes code: IEEE operations as written, no call that the source does not make, no unwind tables,
+for no exception passes through a kernel."""
+SHARED = ("-shared", "-nostdlib", "-s", "-Wl,--build-id=none", "-Wl,--hash-style=gnu")
 TIMEOUT_SECONDS = 300
 
 

@@ -116,6 +116,7 @@ class CudaBackend:
         return Job(target, row.op, row.variant, inputs_digest(sources, contents, tools), RUNNER, payload)
 
 
-def _own_files(names: Sequence[str]) -> tuple[Path, ...]:
+@lru_cache(maxsize=16)
+def _own_files(names: tuple[str, ...]) -> tuple[Path, ...]:
     folder = Path(next(iter(here.__path__)))
     return tuple(folder / n for n in names)

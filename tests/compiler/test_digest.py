@@ -9,9 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from kiln.compiler.digest import core_sources, file_hash, inputs_digest, module_closure, package_version
+from kiln.compiler.digest import (
+    core_sources,
+    file_hash,
+    files_json,
+    inputs_digest,
+    module_closure,
+    package_version,
+)
 
 Write = Callable[..., None]
+
+
+def forget() -> None:
+    """As in a fresh process: what files held before is read again."""
+    file_hash.cache_clear()
+    files_json.cache_clear()
 
 
 @pytest.fixture
@@ -30,7 +43,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         if not (tmp_path / "digested" / "__init__.py").exists():
             (tmp_path / "digested" / "__init__.py").write_text("")
         importlib.invalidate_caches()
-        file_hash.cache_clear()
+        forget()
         module_closure.cache_clear()
 
     return write
@@ -108,7 +121,7 @@ def test_the_digest_covers_sources_data_and_tools(tmp_path: Path) -> None:
     assert inputs_digest([source], {**PAYLOAD, "width": 5120}, TOOLS) != first
     assert inputs_digest([source], PAYLOAD, {"triton": "3.10.0"}) != first
     source.write_text("x = 2\n")
-    file_hash.cache_clear()
+    forget()
     assert inputs_digest([source], PAYLOAD, TOOLS) != first
 
 

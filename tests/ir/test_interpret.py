@@ -15,6 +15,7 @@ from kiln.ir.dtypes import BF16, F16, F32, I32
 from kiln.ir.interpret import NumpyMachine, fma32, pair_sum, run
 from kiln.ir.language import ROW, row_max, row_sum
 from kiln.ir.spec import DTypeVar, Op, Scalar, Tensor
+from kiln.tests.recipes.literals import literal
 from kiln.tests.support.numbers import Array, bits32, codes, lcg_row, single
 
 
@@ -112,28 +113,49 @@ def test_wider_padding_gives_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("seed", "width", "pairs", "inverse"),
     [
-        (165, 2048, "45c6ad9c", "3f114be0"),
-        (1, 1000, "453e3adb", "3f12bcc0"),
-        (5, 5120, "46702bcb", "3f13bfbe"),
+        pytest.param(165, 2048, "45c6ad9c", "3f114be0", marks=literal("act/4.2048.pair")),
+        pytest.param(1, 1000, "453e3adb", "3f12bcc0", marks=literal("act/4.1000.pair")),
+        pytest.param(5, 5120, "46702bcb", "3f13bfbe", marks=literal("act/4.5120.pair")),
     ],
 )
 def test_literals_that_tell_orders_apart(seed: int, width: int, pairs: str, inverse: str) -> None:
     x = lcg_row(seed, width).astype(np.float32)
     total = pair_sum(x * x)
     assert bits32(total) == [pairs]
-    mean = total / np.float32(width) + np.float32(1e-6)
-    assert bits32(np.float32(1) / np.sqrt(mean)) == [inverse]
+    assert bits32(_inverse(total, width)) == [inverse]
+
+
+def _inverse(total: Any, width: int) -> Any:
+    return np.float32(1) / np.sqrt(total / np.float32(width) + np.float32(1e-6))
 
 
 @pytest.mark.parametrize(
-    ("seed", "width", "strided", "sequential"),
+    ("seed", "width", "sums", "inverses"),
     [
-        (165, 2048, "45c6ad9b", "45c6ad69"),
-        (1, 1000, "453e3adc", "453e3ac5"),
-        (5, 5120, "46702bca", "46702b6a"),
+        pytest.param(
+            165,
+            2048,
+            ["45c6ad9b", "45c6ad69"],
+            ["3f114be1", "3f114bf3"],
+            marks=literal("act/4.2048.strided", "act/4.2048.sequential"),
+        ),
+        pytest.param(
+            1,
+            1000,
+            ["453e3adc", "453e3ac5"],
+            ["3f12bcbf"],
+            marks=literal("act/4.1000.strided", "act/4.1000.sequential"),
+        ),
+        pytest.param(
+            5,
+            5120,
+            ["46702bca", "46702b6a"],
+            ["3f13bfbf"],
+            marks=literal("act/4.5120.strided", "act/4.5120.sequential"),
+        ),
     ],
 )
-def test_other_orders_give_other_bits(seed: int, width: int, strided: str, sequential: str) -> None:
+def test_other_orders_give_other_bits(seed: int, width: int, sums: list[str], inverses: list[str]) -> None:
     """256 strided partials that are halved, and one after another: what the literals above exclude."""
     x = lcg_row(seed, width).astype(np.float32)[0] ** 2
     partials = np.zeros(256, np.float32)
@@ -144,9 +166,12 @@ def test_other_orders_give_other_bits(seed: int, width: int, strided: str, seque
     total = np.float32(0)
     for value in x:
         total += value
-    assert (bits32(partials), bits32([total])) == ([strided], [sequential])
+    totals = [partials[0], total]
+    assert bits32(totals) == sums
+    assert [bits32([_inverse(t, width)])[0] for t in totals][: len(inverses)] == inverses
 
 
+@literal("act/4.2048.codes")
 def test_the_first_values_of_the_generator() -> None:
     assert codes(lcg_row(165, 4)) == "bf9a bfc4 3fe4 3fd4"
 

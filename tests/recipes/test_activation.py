@@ -14,6 +14,7 @@ from kiln.ir.interpret import NumpyMachine, run
 from kiln.ir.language import ROW
 from kiln.recipes.activation import ACTIVATIONS, ADD, UNARY
 from kiln.tests.recipes.conftest import Engine
+from kiln.tests.recipes.literals import literal
 from kiln.tests.support.numbers import BF16 as bf16_type
 from kiln.tests.support.numbers import Array, bf16, bits32, codes, f32, single
 
@@ -29,8 +30,18 @@ def _one(engine: Engine, op: str, *, dtypes: Any = None, **arrays: Any) -> Array
 @pytest.mark.parametrize(
     ("op", "x", "want"),
     [
-        ("silu", [-100, INF, -0.0, 0.0, 1], [-0.0, INF, -0.0, 0.0, 0.7310586]),
-        ("gelu_tanh", [1, -1, 3, 0, -0.0], [0.841192, -0.158808, 2.9963627, 0, -0.0]),
+        pytest.param(
+            "silu",
+            [-100, INF, -0.0, 0.0, 1],
+            [-0.0, INF, -0.0, 0.0, 0.7310586],
+            marks=literal("act/n.silu"),
+        ),
+        pytest.param(
+            "gelu_tanh",
+            [1, -1, 3, 0, -0.0],
+            [0.841192, -0.158808, 2.9963627, 0, -0.0],
+            marks=literal("act/6.gelu_tanh"),
+        ),
     ],
 )
 def test_literals(engine: Engine, op: str, x: list[float], want: list[float]) -> None:
@@ -40,7 +51,7 @@ def test_literals(engine: Engine, op: str, x: list[float], want: list[float]) ->
 @pytest.mark.parametrize(
     ("op", "x", "want"),
     [
-        ("sigmoid", [-100, 100, 0, INF, -INF], [0, 1, 0.5, 1, 0]),
+        pytest.param("sigmoid", [-100, 100, 0, INF, -INF], [0, 1, 0.5, 1, 0], marks=literal("act/n.sigmoid")),
         ("relu", [-5, -0.0, 0.0, 3, INF, -INF], [0, 0, 0, 3, INF, 0]),
         ("gelu", [0, 1, -1, INF, 10], [0, 0.8413447, -0.15865526, INF, 10]),
         ("gelu_quick", [0, 1, INF], [0, 0.845795, INF]),
@@ -55,10 +66,12 @@ def test_nan_stays_nan(engine: Engine, op: str) -> None:
     assert np.isnan(_one(engine, op, x=bf16(NAN, 1)).astype(np.float32)[0, 0])
 
 
+@literal("act/n.silu_of_minus_infinity")
 def test_silu_of_minus_infinity_is_nan(engine: Engine) -> None:
     assert np.isnan(_one(engine, "silu", x=f32(-INF))).all()
 
 
+@literal("act/6.silu_mul")
 def test_silu_times_up(engine: Engine) -> None:
     assert bits32(_one(engine, "silu_mul", gate=f32(1), up=f32(2), dtypes={"O": F32})) == bits32([1.4621172])
     assert codes(_one(engine, "silu_mul", gate=bf16(1), up=bf16(2), dtypes={"O": BF16})) == "3fbb"
@@ -74,6 +87,7 @@ def test_the_gate_is_the_first_half(engine: Engine) -> None:
     assert codes(_one(engine, "gelu_tanh_and_mul", x=bf16(1, 2))) == codes(bf16(1.682384))
 
 
+@literal("act/6.soft_cap")
 @pytest.mark.parametrize(("x", "cap", "want"), [(30, 30, 22.847826), (-100, 50, -48.201378), (0, 5, 0)])
 def test_soft_cap_within_two_ulp(engine: Engine, x: float, cap: float, want: float) -> None:
     got = float(_one(engine, "soft_cap", x=f32(x), cap=cap)[0, 0])

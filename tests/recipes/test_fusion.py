@@ -20,6 +20,7 @@ from kiln.recipes import fusion
 from kiln.runtime.expr import Env, parse_pred, why_not
 from kiln.runtime.load import Library
 from kiln.tests.recipes.conftest import ROW_OPS, Compiled, Engine
+from kiln.tests.recipes.literals import literal
 from kiln.tests.support.numbers import BF16 as bf16_type
 from kiln.tests.support.numbers import Array, bf16, codes, f32, single
 
@@ -35,7 +36,10 @@ ADD_NORM: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("op", "want"),
-    [("fused_add_rms_norm", "3ef7 bf14 3f14 405e"), ("fused_add_rms_norm_std", "0000 be46 be46 3fde")],
+    [
+        pytest.param("fused_add_rms_norm", "3ef7 bf14 3f14 405e", marks=literal("fusion/1.gemma")),
+        pytest.param("fused_add_rms_norm_std", "0000 be46 be46 3fde", marks=literal("fusion/1.std")),
+    ],
 )
 def test_add_then_norm(engine: Engine, op: str, want: str) -> None:
     out, residual = engine(op, ADD_NORM)
@@ -44,6 +48,7 @@ def test_add_then_norm(engine: Engine, op: str, want: str) -> None:
     assert codes(out) == want
 
 
+@literal("fusion/1.residual", "fusion/2.fp8")
 def test_add_norm_then_fp8(engine: Engine) -> None:
     out, residual, *_ = engine("rms_norm_quant_fp8", {**ADD_NORM, "scale": 0.01})
     assert residual is not None
@@ -51,37 +56,60 @@ def test_add_norm_then_fp8(engine: Engine) -> None:
     assert codes(out) == "64 e6 66 7b"
 
 
-@pytest.mark.parametrize(("activation", "want"), [("silu", "5f d4"), ("sigmoid", "57 54")])
+@pytest.mark.parametrize(
+    ("activation", "want"),
+    [
+        pytest.param("silu", "5f d4", marks=literal("fusion/3.silu")),
+        pytest.param("sigmoid", "57 54", marks=literal("fusion/3.sigmoid")),
+    ],
+)
 def test_gated_norm_then_fp8(engine: Engine, activation: str, want: str) -> None:
     arrays = {"x": bf16(3, 4), "weight": bf16(1, 2)[0], "gate": bf16(2, -1), "scale": 0.05, "eps": 1e-6}
     (out,) = engine("rms_norm_gated_quant_fp8", arrays, activation=activation)
     assert codes(out) == want
 
 
-@pytest.mark.parametrize(("activation", "want"), [("silu", "3fbf bf1c"), ("sigmoid", "3f3f 3f1c")])
+@pytest.mark.parametrize(
+    ("activation", "want"),
+    [
+        pytest.param("silu", "3fbf bf1c", marks=literal("fusion/3.silu_intermediate")),
+        pytest.param(
+            "sigmoid", codes(bf16(0.74609375, 0.609375)), marks=literal("fusion/3.sigmoid_intermediate")
+        ),
+    ],
+)
 def test_the_intermediate_of_the_gated_norm(engine: Engine, activation: str, want: str) -> None:
     arrays = {"x": bf16(3, 4), "weight": bf16(1, 2)[0], "gate": bf16(2, -1), "eps": 1e-6}
     (out,) = engine("rms_norm_gated", arrays, dtypes={"O": DTYPES["bf16"]}, activation=activation)
     assert codes(out) == want
 
 
-@pytest.mark.parametrize(("gsi", "scale"), [(1.0, "38"), (8.0, "50")])
+@pytest.mark.parametrize(
+    ("gsi", "scale"),
+    [
+        pytest.param(1.0, "38", marks=literal("fusion/4.fp4")),
+        pytest.param(8.0, "50", marks=literal("fusion/4.fp4_scaled")),
+    ],
+)
 def test_silu_then_fp4(engine: Engine, gsi: float, scale: str) -> None:
     packed, scales = engine("silu_mul_fp4_quant", {"gate": ONES, "up": UP, "global_scale_inv": gsi})
     assert (codes(packed), codes(scales)) == ("10 91 b3 c4 d5 e6 e6 f7", scale)
 
 
+@literal("fusion/4.largest")
 def test_the_largest_intermediate_of_that_case(engine: Engine) -> None:
     (mid,) = engine("silu_mul", {"gate": ONES, "up": UP}, dtypes={"O": DTYPES["bf16"]})
     assert mid is not None
     assert float(np.abs(mid.astype(np.float32)).max()) == 5.84375
 
 
+@literal("fusion/4.fp8")
 def test_silu_then_fp8(engine: Engine) -> None:
     (out,) = engine("silu_mul_quant_fp8", {"gate": ONES, "up": UP, "scale": 0.02})
     assert codes(out) == "00 59 61 e1 69 e9 6e ee 71 f1 73 f3 76 f6 79 f9"
 
 
+@literal("fusion/5.fp4")
 def test_sigmoid_gate_then_fp4(engine: Engine) -> None:
     arrays = {"x": UP, "gate": f32(*[0.0] * 8, *[1.0] * 8), "global_scale_inv": 1.0}
     packed, scales = engine("sigmoid_gate_fp4_quant", arrays)
@@ -89,7 +117,17 @@ def test_sigmoid_gate_then_fp4(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gate", "up", "direct", "want"), [(4.03125, -3.40625, "d5", "d6"), (-3.0625, -1.9453125, "29", "28")]
+    ("gate", "up", "direct", "want"),
+    [
+        pytest.param(
+            4.03125,
+            -3.40625,
+            "d5",
+            "d6",
+            marks=literal("fusion/6.direct", "fusion/6.rounded", "quant/3.first"),
+        ),
+        pytest.param(-3.0625, -1.9453125, "29", "28", marks=literal("quant/3.second")),
+    ],
 )
 def test_the_rounding_between_the_ops_is_part_of_the_result(
     engine: Engine, gate: float, up: float, direct: str, want: str
@@ -97,6 +135,9 @@ def test_the_rounding_between_the_ops_is_part_of_the_result(
     (out,) = engine("silu_mul_quant_fp8", {"gate": bf16(gate), "up": bf16(up), "scale": 1.0})
     assert codes(out) == want
     unrounded = np.array([[gate / (1 + np.exp(-gate)) * up]], np.float32)
+    if want == "d6":
+        assert unrounded[0, 0] == np.float32(-13.491935)
+        assert unrounded.astype(bf16_type)[0, 0] == -13.5
     (skipped,) = engine("quant_fp8_static", {"x": unrounded, "scale": 1.0})
     assert codes(skipped) == direct
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from kiln.recipes import catalog
-from kiln.recipes.matrix import FAMILIES
+from kiln.recipes.matrix import CAPABILITIES, FAMILIES
+from kiln.tools.capabilities import EXERCISES
 
 
 def test_sixty_rows_with_titles_of_their_own() -> None:
@@ -17,3 +18,9 @@ def test_sixty_rows_with_titles_of_their_own() -> None:
 
 def test_every_op_belongs_to_a_row() -> None:
     assert {op.name: op.family for op in catalog().ops if op.family not in FAMILIES} == {}
+
+
+def test_a_capability_is_a_row_without_ops_that_something_proves() -> None:
+    assert set(CAPABILITIES) <= set(FAMILIES)
+    assert {op.name: op.family for op in catalog().ops if op.family in CAPABILITIES} == {}
+    assert set(CAPABILITIES.values()) == set(EXERCISES)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from kiln.ir.dtypes import BF16, F32
-from kiln.ir.interpret import run
+from kiln.ir.interpret import pair_sum, run
 from kiln.recipes.norm import LAYER_NORM, RMS_NORM, RMS_NORM_GATED
 from kiln.tests.recipes.conftest import Engine
+from kiln.tests.recipes.literals import literal
 from kiln.tests.support.numbers import BF16 as bf16_type
 from kiln.tests.support.numbers import Array, bf16, bits32, codes, f32, lcg_row, single
 
@@ -23,16 +24,19 @@ def _rms(engine: Engine, x: Array, weight: Array | None, eps: float = 1e-6, **at
     return out
 
 
+@literal("act/1.f32", "act/1.eps")
 def test_rms_norm_in_f32(engine: Engine) -> None:
     got = _rms(engine, f32(3, 4), single([1, 2]), eps=0.0)
     assert bits32(got) == bits32([0.84852815, 2.2627418])
     assert bits32(_rms(engine, f32(3, 4), single([1, 2]))) == bits32([0.8485281, 2.2627416])
 
 
+@literal("act/1.bf16")
 def test_rms_norm_in_bf16(engine: Engine) -> None:
     assert codes(_rms(engine, bf16(3, 4), bf16(1, 2)[0], eps=0.0)) == "3f59 4011"
 
 
+@literal("act/1.gemma")
 def test_gemma_adds_one_to_the_weight_in_f32(engine: Engine) -> None:
     assert codes(_rms(engine, bf16(3, 4), bf16(0, 1)[0], eps=0.0, gemma=True)) == "3f59 4011"
     # 1 + 2**-9 is no bf16: adding in bf16 would lose the weight.
@@ -41,11 +45,13 @@ def test_gemma_adds_one_to_the_weight_in_f32(engine: Engine) -> None:
     assert codes(small) != codes(plain)
 
 
+@literal("act/3.one_rounding")
 def test_the_weight_is_multiplied_before_the_only_rounding(engine: Engine) -> None:
     got = _rms(engine, bf16(3, 7, 6, 1), bf16(1, 2.125, 1.375, 0.125)[0], eps=0.0)
     assert codes(got) == "3f1e 4043 3fd9 3cd2"
 
 
+@literal("act/3.early_rounding")
 def test_rounding_before_the_weight_would_differ() -> None:
     x, weight = bf16(3, 7, 6, 1).astype(np.float32), single([1, 2.125, 1.375, 0.125])
     inverse = np.float32(1) / np.sqrt(np.float32((x * x).sum() / 4))
@@ -54,7 +60,32 @@ def test_rounding_before_the_weight_would_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "width", "inverse"), [(165, 2048, "3f114be0"), (1, 1000, "3f12bcc0"), (5, 5120, "3f13bfbe")]
+    ("values", "want"),
+    [
+        pytest.param([3, 4], 25, marks=literal("act/1.sum")),
+        pytest.param([256, 0.75, -1, 1], 65538.56, marks=literal("act/2.sum")),
+        pytest.param([1.25, -1, 2, 4.5], 26.8125, marks=literal("fusion/1.sum")),
+    ],
+)
+def test_sums_of_squares(values: list[float], want: float) -> None:
+    assert bits32(pair_sum(single(values) ** 2)) == bits32([want])
+
+
+@literal("act/1.inverse")
+def test_the_inverse_is_a_rounded_root_then_a_rounded_quotient(engine: Engine) -> None:
+    (inverse,) = single([0.28284273])
+    assert np.float32(1) / np.sqrt(np.float32(25) / np.float32(2)) == inverse
+    got = _rms(engine, f32(3, 4), single([1, 1]), eps=0.0)
+    assert bits32(got) == bits32(single([3, 4]) * inverse)
+
+
+@pytest.mark.parametrize(
+    ("seed", "width", "inverse"),
+    [
+        pytest.param(165, 2048, "3f114be0", marks=literal("act/4.2048.norm")),
+        pytest.param(1, 1000, "3f12bcc0", marks=literal("act/4.1000.norm")),
+        pytest.param(5, 5120, "3f13bfbe", marks=literal("act/4.5120.norm")),
+    ],
 )
 def test_sums_have_the_order_of_pairs(engine: Engine, seed: int, width: int, inverse: str) -> None:
     x = lcg_row(seed, width).astype(np.float32)
@@ -62,6 +93,7 @@ def test_sums_have_the_order_of_pairs(engine: Engine, seed: int, width: int, inv
     assert (_rms(engine, x, np.ones(width, np.float32)) == x * factor).all()
 
 
+@literal("act/2.residual", "act/2.bf16")
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_the_residual_is_rounded_before_it_is_squared(engine: Engine, eps: float) -> None:
     arrays = {
@@ -76,6 +108,7 @@ def test_the_residual_is_rounded_before_it_is_squared(engine: Engine, eps: float
     assert codes(out) == "4000 3bc0 bc00 3c00"
 
 
+@literal("act/2.unrounded")
 def test_squaring_the_unrounded_sum_would_differ() -> None:
     v = single([257, 0.75, -1, 1])
     inverse = np.float32(1) / np.sqrt(np.float32((v * v).sum() / 4))
@@ -88,6 +121,7 @@ def test_rms_norm_without_a_weight(engine: Engine) -> None:
     )
 
 
+@literal("act/5.layer_norm")
 def test_layer_norm(engine: Engine) -> None:
     (out,) = engine("layer_norm", {"x": f32(1, 2, 3, 4), "eps": 1e-5}, dtypes={"O": F32})
     assert bits32(out) == bits32([-1.3416355, -0.44721183, 0.44721183, 1.3416355])
@@ -101,12 +135,14 @@ def test_layer_norm_with_weight_and_bias(engine: Engine) -> None:
     )
 
 
+@literal("act/7.silu")
 def test_gated_norm(engine: Engine) -> None:
     arrays = {"x": f32(3, 4), "weight": single([1, 2]), "gate": f32(0, 1), "eps": 0.0}
     (out,) = engine("rms_norm_gated", arrays, dtypes={"O": F32})
     assert bits32(out) == bits32([0, 1.6541969])
 
 
+@literal("act/7.sigmoid")
 def test_gated_norm_by_sigmoid() -> None:
     arrays = {"x": f32(3, 4), "weight": single([1, 2]), "gate": f32(0, 1), "eps": 0.0}
     (out,) = run(RMS_NORM_GATED, arrays, attrs={"activation": "sigmoid"}, dtypes={"O": F32})
@@ -131,6 +167,7 @@ def test_softmax(engine: Engine) -> None:
 INF, NAN = np.inf, np.nan
 
 
+@literal("act/n.special_rows")
 def test_rows_with_special_values(engine: Engine) -> None:
     """NaN makes the row NaN; an infinity makes finite entries 0 and itself NaN; a row of zeros stays 0."""
     x = single([[1, NAN, 2], [1, INF, -2], [0, 0, 0], [1, 2, 3]])
@@ -142,6 +179,7 @@ def test_rows_with_special_values(engine: Engine) -> None:
     assert np.isfinite(got[3]).all()
 
 
+@literal("act/n.zero_row")
 def test_the_inverse_of_a_row_of_zeros() -> None:
     assert bits32(np.float32(1) / np.sqrt(np.float32(1e-6))) == bits32([999.99994])
 

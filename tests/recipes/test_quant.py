@@ -13,6 +13,7 @@ from kiln.ir.interpret import run
 from kiln.recipes.quant import SCALED_FP4_QUANT
 from kiln.runtime.load import Library
 from kiln.tests.recipes.conftest import Engine
+from kiln.tests.recipes.literals import literal
 from kiln.tests.support.numbers import BF16 as bf16_type
 from kiln.tests.support.numbers import Array, bf16, bits32, codes, f32
 
@@ -25,11 +26,13 @@ def _static(engine: Engine, x: Array, scale: float = 1.0) -> str:
     return codes(out)
 
 
+@literal("quant/1.codes")
 def test_fp8_codes(engine: Engine) -> None:
     x = f32(1, 2, 0.5, 448, 449, -1e9, 0.001, 2.0**-10, -0.0, NAN, 1.0625, 1.1875, 432, INF, -INF, 2.0**-9)
     assert _static(engine, x) == "38 40 30 7e 7e fe 01 00 80 7f 38 3a 7e 7e fe 01"
 
 
+@literal("quant/2.multiply", "quant/2.divide")
 def test_activations_multiply_by_the_reciprocal(engine: Engine) -> None:
     scale = float(np.array([0x4533C3C3], np.uint32).view(np.float32)[0])
     assert _static(engine, bf16(47.75), scale) == "08"
@@ -45,6 +48,7 @@ def test_every_fp8_value_is_its_own_code(engine: Engine, dtype: Any) -> None:
     )
 
 
+@literal("quant/n.floor")
 def test_scales_per_token(engine: Engine) -> None:
     x = f32(1, -448, 3, 0, 0, 0, NAN, 2, -1).reshape(3, 3)
     out, scales = engine("quant_fp8_per_token", {"x": x})
@@ -108,10 +112,12 @@ def _fp4(engine: Engine, x: Array, gsi: float = 1.0) -> tuple[str, str]:
 LADDER = f32(0, 0.25, 0.26, 0.5, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 5.1, 6, -0.1, -0.25, -0.5, -6)
 
 
+@literal("quant/5.hardware")
 def test_fp4_codes(engine: Engine) -> None:
     assert _fp4(engine, LADDER) == ("00 11 22 44 66 77 88 f9", "38")
 
 
+@literal("quant/5.unsigned_zero")
 def test_both_rules_for_the_sign_of_zero_mean_the_same_numbers(engine: Engine) -> None:
     """The hardware keeps the sign of what rounds to zero (0x8); an encoder that drops it would write 0x0."""
     kept = bytes.fromhex(_fp4(engine, LADDER)[0].replace(" ", ""))
@@ -129,13 +135,21 @@ def _nibbles(packed: bytes) -> list[float]:
 @pytest.mark.parametrize(
     ("x", "gsi", "packed", "scale"),
     [
-        ([3.0] * 16, 2.0, " ".join(["77"] * 8), "38"),
-        ([100.0, *[1.0] * 15], 448.0, "27 22 22 22 22 22 22 22", "7e"),
-        ([1e-3] * 16, 1.0, " ".join(["00"] * 8), "00"),
+        pytest.param([3.0] * 16, 2.0, " ".join(["77"] * 8), "38", marks=literal("quant/6.threes")),
+        pytest.param(
+            [100.0, *[1.0] * 15],
+            448.0,
+            "27 22 22 22 22 22 22 22",
+            "7e",
+            marks=literal("quant/6.saturated"),
+        ),
+        pytest.param([1e-3] * 16, 1.0, " ".join(["00"] * 8), "00", marks=literal("quant/n.underflow")),
         ([0.0] * 16, 7.0, " ".join(["00"] * 8), "00"),
         ([NAN] * 16, 1.0, " ".join(["77"] * 8), "00"),
-        ([NAN, *[6.0] * 15], 1.0, " ".join(["77"] * 8), "38"),
-        ([INF, *[6.0] * 15], 1.0, "07 00 00 00 00 00 00 00", "7e"),
+        pytest.param([NAN, *[6.0] * 15], 1.0, " ".join(["77"] * 8), "38", marks=literal("quant/n.nan")),
+        pytest.param(
+            [INF, *[6.0] * 15], 1.0, "07 00 00 00 00 00 00 00", "7e", marks=literal("quant/n.infinity")
+        ),
         ([-INF, *[-6.0] * 15], 1.0, "8f 88 88 88 88 88 88 88", "7e"),
     ],
 )
@@ -173,6 +187,7 @@ def _offset(m: int, k: int, columns: int) -> int:
     return (((m // 128) * (columns // 4) + k // 4) * 32 + m % 32) * 16 + ((m % 128) // 32) * 4 + k % 4
 
 
+@literal("quant/7.offsets")
 @pytest.mark.parametrize(
     ("m", "k", "want"), [(0, 0, 0), (1, 4, 528), (32, 0, 4), (33, 5, 533), (127, 7, 1023), (128, 0, 1024)]
 )
@@ -180,6 +195,7 @@ def test_offsets_of_swizzled_scales(m: int, k: int, want: int) -> None:
     assert _offset(m, k, 8) == want
 
 
+@literal("quant/7.bijective")
 def test_offsets_are_a_permutation() -> None:
     assert sorted(_offset(m, k, 8) for m in range(256) for k in range(8)) == list(range(2048))
 
@@ -225,6 +241,7 @@ def test_a_bf16_input_and_its_f32_values_give_the_same_codes(engine: Engine) -> 
     assert _static(engine, x, 0.3) == _static(engine, x.astype(np.float32), 0.3)
 
 
+@literal("quant/4.bf16", "quant/4.fp8")
 def test_norm_then_static_fp8(engine: Engine) -> None:
     arrays = {"x": bf16(3, 4), "weight": bf16(1, 2)[0], "eps": 0.0}
     (normed,) = engine("rms_norm", arrays, dtypes={"O": BF16})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kiln.recipes.topk import TOP_K_MERGE, TOP_K_PAIRS, TOP_K_TILES, order_keys
+from kiln.tests.recipes.literals import literal
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -23,17 +24,19 @@ def _top_k(row: list[float], k: int, padding: int = 0) -> tuple[Array, list[int]
 @pytest.mark.parametrize(
     ("row", "k", "padding", "values", "indices"),
     [
-        ([2, 7, 7, 1, 7, 5], 2, 0, [7, 7], [1, 2]),
-        ([2, 7, 7, 1, 7, 5], 4, 0, [7, 7, 7, 5], [1, 2, 4, 5]),
-        ([5, 1, 5, 3, 3, 3, 0], 3, 0, [5, 5, 3], [0, 2, 3]),
-        ([4, 4, 4, 4, 4], 3, 0, [4, 4, 4], [0, 1, 2]),
-        ([1, 2, 99, 98], 2, 2, [2, 1], [1, 0]),
-        ([1, 2, 99, 98], 2, 0, [99, 98], [2, 3]),
-        ([1, 2, 3, 9], 3, 3, [1, -INF, -INF], [0, 1, 2]),
-        ([1, NAN, 3, NAN, 3], 4, 0, [NAN, NAN, 3, 3], [1, 3, 2, 4]),
-        ([INF, -INF, NAN, 0], 4, 0, [NAN, INF, 0, -INF], [2, 0, 3, 1]),
-        ([-INF] * 4, 2, 0, [-INF, -INF], [0, 1]),
-        ([1, 2, 3], 3, 0, [3, 2, 1], [2, 1, 0]),
+        pytest.param([2, 7, 7, 1, 7, 5], 2, 0, [7, 7], [1, 2], marks=literal("topk/1.two")),
+        pytest.param([2, 7, 7, 1, 7, 5], 4, 0, [7, 7, 7, 5], [1, 2, 4, 5], marks=literal("topk/1.four")),
+        pytest.param([5, 1, 5, 3, 3, 3, 0], 3, 0, [5, 5, 3], [0, 2, 3], marks=literal("topk/2.straddling")),
+        pytest.param([4, 4, 4, 4, 4], 3, 0, [4, 4, 4], [0, 1, 2], marks=literal("topk/2.larger_group")),
+        pytest.param([1, 2, 99, 98], 2, 2, [2, 1], [1, 0], marks=literal("topk/3.padded")),
+        pytest.param([1, 2, 99, 98], 2, 0, [99, 98], [2, 3], marks=literal("topk/3.unpadded")),
+        pytest.param([1, 2, 3, 9], 3, 3, [1, -INF, -INF], [0, 1, 2], marks=literal("topk/3.into_padding")),
+        pytest.param([1, NAN, 3, NAN, 3], 4, 0, [NAN, NAN, 3, 3], [1, 3, 2, 4], marks=literal("topk/4.nan")),
+        pytest.param(
+            [INF, -INF, NAN, 0], 4, 0, [NAN, INF, 0, -INF], [2, 0, 3, 1], marks=literal("topk/4.infinities")
+        ),
+        pytest.param([-INF] * 4, 2, 0, [-INF, -INF], [0, 1], marks=literal("topk/6.all_minus_infinity")),
+        pytest.param([1, 2, 3], 3, 0, [3, 2, 1], [2, 1, 0], marks=literal("topk/6.whole_row")),
     ],
 )
 def test_literals(row: list[float], k: int, padding: int, values: list[float], indices: list[int]) -> None:
@@ -42,6 +45,7 @@ def test_literals(row: list[float], k: int, padding: int, values: list[float], i
     assert got[1] == indices
 
 
+@literal("topk/5.three", "topk/5.two")
 def test_zeros_are_equal_and_keep_their_sign() -> None:
     values, indices = _top_k([0.0, -0.0, 0.0, -1], 3)
     assert indices == [0, 1, 2]
@@ -57,10 +61,21 @@ def test_a_nan_keeps_its_payload() -> None:
     assert indices.tolist() == [[0, 1]]
 
 
+@literal("topk/7.keys")
 def test_keys() -> None:
     scores = np.array([-INF, -1, 0, -0.0, 1, INF, NAN, -NAN], np.float32)
     keys = [0x007FFFFF, 0x407FFFFF, 0x80000000, 0x80000000, 0xBF800000, 0xFF800000, 0xFFFFFFFF, 0xFFFFFFFF]
     assert order_keys(scores).tolist() == keys
+
+
+@literal("topk/7.raw")
+def test_keys_without_the_two_exceptions_would_be_wrong() -> None:
+    """The bits made monotonic alone put -0 below 0 and a negative NaN below -inf."""
+    bits = np.array([-0.0, -NAN, -INF, 0], np.float32).view(np.uint32)
+    raw = np.where(bits >> 31 != 0, ~bits, bits | np.uint32(0x80000000))
+    assert raw.tolist() == [0x7FFFFFFF, 0x003FFFFF, 0x007FFFFF, 0x80000000]
+    ours = order_keys(bits.view(np.float32))
+    assert (ours != raw).tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("lists", [1, 3, 8])

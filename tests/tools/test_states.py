@@ -100,6 +100,82 @@ def test_an_op_that_is_only_declared_holds_its_family_back(tree: Path) -> None:
     assert (found[-1].family, found[-1].state) == ("MY-FAMILY", State.DECLARED)
 
 
+def _pairs(tmp_path: Path, *, steps_on_cpu: bool) -> Row:
+    """A family of `pairs`, which is launched as `tiles` and `merge` on CUDA and whole on the CPU."""
+    launches = {**plan("pairs", "tiles", "merge"), "tier": "primitive"}
+    isa = {"tier": "x86-64", "features": []}
+    on_cpu = [kernel(op, file=f"{op}.so", isa=isa) for op in ["pairs"] + ["tiles"] * steps_on_cpu]
+    tree = write_tree(
+        tmp_path / "t",
+        manifest("sm_90a", [kernel("merge"), kernel("tiles")], [launches]),
+        manifest("cpu-x86_64", on_cpu),
+        evidence={"cpu-x86_64": {digest("pairs.generic.cubin"): {"ran": ran()}}},
+    )
+    declared = dict.fromkeys(["pairs", "tiles", "merge"], FAMILY)
+    return find(rows(declared, read_tree(tree), ("sm_80", "sm_90a", "cpu-x86_64")), FAMILY)
+
+
+def test_a_launch_of_another_op_counts_where_it_is_called(tmp_path: Path) -> None:
+    row = _pairs(tmp_path / "1", steps_on_cpu=False)
+    assert row.targets == {"sm_80": State.DECLARED, "sm_90a": State.COMPILED, "cpu-x86_64": State.RAN}
+    assert row.op_states["merge"]["cpu-x86_64"] is State.DECLARED
+    # Where it is there, it counts as any op does.
+    assert _pairs(tmp_path / "2", steps_on_cpu=True).targets["cpu-x86_64"] is State.COMPILED
+
+
+def test_the_step_of_a_composite_is_an_op_of_its_own(tmp_path: Path) -> None:
+    """`mul` is called by a composite on one target; where it is missing its family is not complete."""
+    tree = write_tree(
+        tmp_path / "t",
+        manifest("sm_80", [kernel("add")]),
+        manifest("sm_90a", [kernel("add"), kernel("mul")], [plan("div", "add", "mul")]),
+    )
+    declared = {"add": FAMILY, "mul": FAMILY, "div": "KERNEL-FUSION-FRAMEWORK"}
+    found = rows(declared, read_tree(tree), ("sm_80",))
+    assert find(found, FAMILY).targets == {"sm_80": State.DECLARED}
+
+
+DISPATCH = "KERNEL-CUDA-DISPATCH-AOT"
+
+
+@pytest.mark.parametrize(
+    ("add", "sub", "state"),
+    [
+        ({}, {}, "COMPILED"),
+        ({"interpreted": interpreted()}, {"interpreted": interpreted()}, "COMPILED"),
+        ({"ran": ran()}, {"interpreted": interpreted()}, "COMPILED"),
+        ({"ran": ran()}, {"ran": ran()}, "RAN"),
+        ({"ran": ran(), "measured": [measured("add")]}, {"ran": ran()}, "MEASURED"),
+        ({"ran": ran()}, {"ran": ran(contract_met=False)}, "COMPILED"),
+    ],
+)
+def test_dispatch_is_as_far_as_the_kernels_it_launched(
+    tmp_path: Path, add: Json, sub: Json, state: str
+) -> None:
+    proofs = {digest("add.generic.cubin"): add, digest("sub.generic.cubin"): sub}
+    tree = write_tree(
+        tmp_path / "t",
+        manifest("sm_90a", [kernel("add"), kernel("sub")]),
+        evidence={"sm_90a": {d: p for d, p in proofs.items() if p}},
+    )
+    row = find(rows({}, read_tree(tree), ("sm_80", "sm_90a", "cpu-x86_64")), DISPATCH)
+    assert {t: s.name for t, s in row.targets.items()} == {
+        "sm_80": "DECLARED",
+        "sm_90a": state,
+        "cpu-x86_64": "DECLARED",
+    }
+    assert (row.ops, row.capability, row.state.name) == ((), "cuda_dispatch", state)
+
+
+def test_kernels_of_a_cpu_say_nothing_about_cuda(tmp_path: Path) -> None:
+    on_cpu = kernel("add", file="add.so", isa={"tier": "x86-64", "features": []})
+    evidence = {"cpu-x86_64": {digest("add.generic.cubin"): {"ran": ran()}}}
+    tree = write_tree(tmp_path / "t", manifest("cpu-x86_64", [on_cpu]), evidence=evidence)
+    found = rows({}, read_tree(tree), ("cpu-x86_64",))
+    assert find(found, DISPATCH).targets == {"cpu-x86_64": State.DECLARED}
+    assert find(found, FAMILY).targets == {"cpu-x86_64": State.RAN}
+
+
 def test_without_a_tree_everything_is_declared_at_most() -> None:
     found = rows({"log": FAMILY}, None, ("sm_90a",))
     assert {r.state for r in found} == {State.INVENTORIED, State.DECLARED}

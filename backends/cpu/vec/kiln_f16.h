@@ -23,6 +23,9 @@ KILN_INLINE vh f16_narrow(vf x)
   return __builtin_convertvector((code | ((bits >> 16) & 0x8000)) << 16 >> 16, vh);
 }
 #endif
+
 KILN_INLINE vf f16_load(const uint16_t *p, int64_t k) { return f16_widen(u16_load(p, k)); }
+
 KILN_INLINE void f16_store(uint16_t *p, vf v, int64_t k) { u16_store(p, f16_narrow(v), k); }
+
 KILN_INLINE vf vf_round_f16(vf x) { return f16_widen(f16_narrow(x)); }

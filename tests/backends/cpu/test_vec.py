@@ -14,14 +14,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kiln.backends.cpu.c_emitter import header
+from kiln.backends.cpu.c_emitter import translation_unit
 from kiln.backends.cpu.toolchain import shared_object
 from kiln.compiler.target import TARGETS
 from kiln.ir.interpret import fma32, pair_sum
 from kiln.tests.backends.cpu.entries import NATIVE, TIERS, same_bits
 from kiln.tests.backends.cpu.guarded import Array
 
-HEADERS = ("kiln_vec.h", "kiln_f16.h", "kiln_fma.h")
 ENTRIES = """
 void fma_all(const float *a, const float *b, const float *c, float *to, int64_t n);
 void fma_all(const float *a, const float *b, const float *c, float *to, int64_t n)
@@ -70,7 +69,7 @@ float sum(const float *a, int64_t n)
 
 @cache
 def library(tier: str) -> ctypes.CDLL:
-    source = "\n".join([*map(header, HEADERS), ENTRIES])
+    source = translation_unit("the headers", [ENTRIES])
     target = TARGETS[NATIVE]
     data = shared_object(source, target, next(t for t in target.tiers if t.name == tier), "headers")
     handle, path = tempfile.mkstemp(suffix=".so")

@@ -1,0 +1,90 @@
+"""The worked numbers of the specifications: an id for each, and the mark of a test that checks it.
+
+A number here was worked by hand or by another program: a test that disagrees is wrong until proved otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+
+import pytest
+
+LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "fusion": {
+        "1": ("residual", "sum", "gemma", "std"),
+        "2": ("fp8",),
+        "3": ("silu", "silu_intermediate", "sigmoid", "sigmoid_intermediate"),
+        "4": ("largest", "fp4", "fp4_scaled", "fp8"),
+        "5": ("fp4",),
+        "6": ("direct", "rounded"),
+    },
+    "act": {
+        "1": ("sum", "inverse", "f32", "bf16", "gemma", "eps"),
+        "2": ("residual", "sum", "bf16", "unrounded"),
+        "3": ("one_rounding", "early_rounding"),
+        "4": (
+            "2048.codes",
+            *(
+                f"{width}.{order}"
+                for width in (2048, 1000, 5120)
+                for order in ("pair", "strided", "sequential", "norm")
+            ),
+        ),
+        "5": ("layer_norm",),
+        "6": ("silu_mul", "gelu_tanh", "soft_cap"),
+        "7": ("silu", "sigmoid"),
+        "n": ("silu", "silu_of_minus_infinity", "sigmoid", "special_rows", "zero_row"),
+    },
+    "quant": {
+        "1": ("codes",),
+        "2": ("multiply", "divide"),
+        "3": ("first", "second"),
+        "4": ("bf16", "fp8"),
+        "5": ("hardware", "unsigned_zero"),
+        "6": ("threes", "saturated"),
+        "7": ("offsets", "bijective"),
+        "n": ("floor", "underflow", "nan", "infinity"),
+    },
+    "topk": {
+        "1": ("two", "four"),
+        "2": ("straddling", "larger_group"),
+        "3": ("padded", "unpadded", "into_padding"),
+        "4": ("nan", "infinities"),
+        "5": ("three", "two"),
+        "6": ("all_minus_infinity", "whole_row"),
+        "7": ("keys", "raw"),
+    },
+}
+"""Specification -> number of its test case -> what is worked there; `n` are numbers of its numerics section.
+
+fusion: KERNEL-FUSION-FRAMEWORK, act: KERNEL-EW-NORM-ACT, quant: KERNEL-EW-NORM-QUANT,
+topk: KERNEL-TOPK-PAIRS.
+"""
+
+
+def expected() -> frozenset[str]:
+    """Every id, as `act/4.2048.pair`."""
+    return frozenset(
+        f"{sheet}/{case}.{name}"
+        for sheet, cases in LITERALS.items()
+        for case, names in cases.items()
+        for name in names
+    )
+
+
+def literal(*ids: str) -> pytest.MarkDecorator:
+    """The mark of a test, or of one of its parameters, that checks these numbers."""
+    return pytest.mark.literal(*ids)
+
+
+def checked(module: ModuleType) -> Iterator[str]:
+    """The ids that the tests of a module check; a skipped test checks nothing."""
+    for name, test in vars(module).items():
+        marks = list(getattr(test, "pytestmark", ())) if name.startswith("test_") else []
+        if any(mark.name in ("skip", "skipif", "xfail") for mark in marks):
+            continue
+        cases = (case for mark in marks if mark.name == "parametrize" for case in mark.args[1])
+        for mark in (*marks, *(m for case in cases for m in getattr(case, "marks", ()))):
+            if mark.name == "literal":
+                yield from mark.args
