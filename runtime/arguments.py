@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from kiln.runtime.entities import Attr, Scalar, Signature
 from kiln.runtime.errors import ContractError
 
-_F32_MAX = 3.4028234663852886e38
-_INTS = {"i32": 1 << 31, "i64": 1 << 63}
+F32_MAX = 3.4028234663852886e38
+INTEGERS = {"i32": 1 << 31, "i64": 1 << 63}
+"""Integer types, and the magnitude that their values stay below."""
 
 
 class Given(NamedTuple):
@@ -144,8 +145,8 @@ class Arguments:
 def _caster(op: str, o: Scalar) -> Callable[[Any], int | float]:
     """A function that checks one scalar's value."""
     convert: Callable[[Any], int | float]
-    if o.dtype in _INTS:
-        convert = _integer(f"{op}: {o.name}", _INTS[o.dtype])
+    if o.dtype in INTEGERS:
+        convert = _integer(f"{op}: {o.name}", INTEGERS[o.dtype])
     elif o.dtype == "bool":
         convert = _boolean(f"{op}: {o.name}")
     else:
@@ -193,7 +194,7 @@ def _real(what: str, single: bool) -> Callable[[Any], float]:
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 _wrong(what, value, "a number")
             value = float(value)
-        if single and not -_F32_MAX <= value <= _F32_MAX and math.isfinite(value):
+        if single and not -F32_MAX <= value <= F32_MAX and math.isfinite(value):
             raise ContractError(f"{what} is {value}, which f32 cannot hold; expected a smaller magnitude.")
         found: float = value
         return found

@@ -89,7 +89,8 @@ def _adapter(x: Any) -> Callable[[Any], View]:
         return _numpy
     kind = type(x)
     if all(
-        hasattr(x, name) for name in ("data_ptr", "stride", "is_cuda", "is_cpu", "get_device", "new_empty")
+        hasattr(x, name)
+        for name in ("data_ptr", "stride", "is_contiguous", "is_cuda", "is_cpu", "get_device", "new_empty")
     ):
         return _torch
     if hasattr(x, "__kiln_view__"):

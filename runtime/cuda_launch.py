@@ -1,19 +1,20 @@
 """Launching a loaded kernel: everything of one call's shape is laid out once, a launch packs addresses and
 goes.
 
-Configurations are kept per stream, because setting a field of one costs as much as packing all pointers.
+Configurations are kept per stream, because setting a field of one costs as much as writing all pointers.
 Records are taken and put back around a launch, so that threads never share one: `list.pop` and `append` are
 atomic. The driver is asked nothing else: which context is current shows in the status of the launch.
 """
 
+import copy
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from kiln.runtime.device import Call, PlainCall
+from kiln.runtime.device import Call, PlainCall, Route
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError
 from kiln.runtime.recipe import Recipe
@@ -28,12 +29,16 @@ _STREAMS = 64
 """Streams whose records a launcher keeps; a workload with more starts over."""
 
 
-class Record(NamedTuple):
-    """One launch: the table of parameter addresses followed by the parameters, and the configuration."""
+class Record:
+    """One launch: the table of parameter addresses followed by the parameters, and the configuration; and the
+    scalars that are packed in it, to pack them again only where they change."""
 
-    buffer: Any
-    address: int
-    config: Any
+    __slots__ = ("address", "args", "buffer", "config", "values")
+
+    def __init__(self, buffer: Any, count: int, config: Any) -> None:
+        self.buffer, self.address, self.config = buffer, ctypes.addressof(buffer), config
+        self.values: Any = (ctypes.c_uint64 * count).from_buffer(buffer, 8 * count)
+        self.args: Args | None = None
 
 
 class CudaLauncher:
@@ -48,13 +53,13 @@ class CudaLauncher:
         self._free: dict[int, list[Record]] = {}
         self.empty = 0 in recipe.grid
         # Where each per-call value goes: the values follow the table of their addresses, eight bytes each.
-        self._first = 8 * len(recipe.dtypes)
+        first = 8 * len(recipe.dtypes)
         packers = [struct.Struct("=" + _FORMATS[d]).pack_into for d in recipe.dtypes]
-        self._pointers = list(_runs(recipe.pointers, self._first))
-        self._args = [(packers[at], self._first + 8 * at, i) for at, i in recipe.args]
-        self._computed = [(packers[at], self._first + 8 * at, f) for at, f in recipe.computed]
+        self._pointers = _runs(recipe.pointers)
+        self._args = [(packers[at], first + 8 * at, i) for at, i in recipe.args]
+        self._computed = [(packers[at], first + 8 * at, f) for at, f in recipe.computed]
         self._scratches = [
-            (self._first + 8 * at, offset)
+            (first + 8 * at, offset)
             for (at, _), offset in zip(recipe.scratch, offsets, strict=True)
         ]
 
@@ -77,12 +82,14 @@ class CudaLauncher:
             record = free.pop()
         except IndexError:
             record = self._new(stream)
-        buffer, address, config = record
-        for pack, where, pick in self._pointers:
-            pack(buffer, where, *pick(pointers))
-        if self._args or self._computed or scratch:
-            self._pack(buffer, args, scratch)
-        (status,) = device.launch(config, self._function, address, 0)
+        values = record.values
+        for run, pick in self._pointers:
+            values[run] = pick(pointers)
+        last = record.args
+        if scratch or (args is not last and (args != last or 0 in args)):
+            # Equal scalars have equal bits, but for zeros of either sign.
+            self._pack(record, args, scratch)
+        (status,) = device.launch(record.config, self._function, record.address, 0)
         if status:
             self.relaunch(record, status)
         free.append(record)
@@ -93,13 +100,21 @@ class CudaLauncher:
             return PlainCall(self, pointers, args, stream)
         return CudaCall(self, self._device, self._function, self._new(stream), pointers, args)
 
+    def via(self, order: Sequence[int]) -> Route:
+        """`run` of addresses that are still to be brought in order."""
+        other = copy.copy(self)
+        other._pointers = _runs([(at, order[i]) for at, i in self._recipe.pointers])
+        return other.run
+
     def pack(self, record: Record, pointers: Sequence[int], args: Args, scratch: int) -> None:
         """Write a call's values into a record."""
-        for pack, where, pick in self._pointers:
-            pack(record.buffer, where, *pick(pointers))
-        self._pack(record.buffer, args, scratch)
+        for run, pick in self._pointers:
+            record.values[run] = pick(pointers)
+        self._pack(record, args, scratch)
 
-    def _pack(self, buffer: Any, args: Args, scratch: int) -> None:
+    def _pack(self, record: Record, args: Args, scratch: int) -> None:
+        buffer = record.buffer
+        record.args = None
         try:
             for pack, where, i in self._args:
                 pack(buffer, where, args[i])
@@ -110,6 +125,7 @@ class CudaLauncher:
             raise ContractError(f"{k.op}.{k.variant}: a scalar is out of range ({e}).") from None
         for where, offset in self._scratches:
             _pack_address(buffer, where, scratch + offset)
+        record.args = args
 
     def relaunch(self, record: Record, status: Any) -> None:
         """Try again in this device's context where another one, or none, was current; else refuse.
@@ -130,12 +146,12 @@ class CudaLauncher:
     def _new(self, stream: int) -> Record:
         recipe = self._recipe
         count = len(recipe.dtypes)
-        buffer = (ctypes.c_char * max(16 * count, 8))()
+        buffer = (ctypes.c_char * (16 * count + 8))()
         address = ctypes.addressof(buffer)
         struct.pack_into(f"={count}Q", buffer, 0, *(address + 8 * (count + i) for i in range(count)))
         formats = "".join(_FORMATS[d] for d in recipe.dtypes)
         struct.pack_into(f"={formats}", buffer, 8 * count, *recipe.template)
-        return Record(buffer, address, self._config(stream))
+        return Record(buffer, count, self._config(stream))
 
     def _config(self, stream: int) -> Any:
         module, k = self._device.driver.module, self._kernel
@@ -180,18 +196,20 @@ class CudaCall:
 _pack_address = struct.Struct("=Q").pack_into
 
 
-def _runs(pointers: list[tuple[int, int]], first: int) -> Any:
-    """(packer, where, picker) for each run of neighbouring pointer parameters."""
+def _runs(pointers: list[tuple[int, int]]) -> list[tuple[slice, Callable[[Sequence[int]], Sequence[int]]]]:
+    """(where among the parameters, what picks the addresses) for each run of neighbouring pointers."""
     runs: list[list[tuple[int, int]]] = []
     for at, i in pointers:
         if runs and at == runs[-1][-1][0] + 1:
             runs[-1].append((at, i))
         else:
             runs.append([(at, i)])
-    for run in runs:
-        picked = [i for _, i in run]
-        pick = itemgetter(*picked) if len(run) > 1 else itemgetter(slice(picked[0], picked[0] + 1))
-        yield struct.Struct(f"={len(run)}Q").pack_into, first + 8 * run[0][0], pick
+    return [(slice(r[0][0], r[-1][0] + 1), _picker([i for _, i in r])) for r in runs]
+
+
+def _picker(at: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
+    # A single index gives an item, a slice a sequence of one.
+    return itemgetter(*at) if len(at) > 1 else itemgetter(slice(at[0], at[0] + 1))
 
 
 def _attributes(module: Any, k: Kernel) -> list[Any]:

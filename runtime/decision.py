@@ -1,16 +1,13 @@
 """What calls of one shape do, and the checks that are left for each of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kiln.runtime.alias import Overlap, check_overlaps
 from kiln.runtime.bind import Output
 from kiln.runtime.device import Launcher
 from kiln.runtime.plan import PlanLauncher
 from kiln.runtime.select import Candidate
-
-MAX_CHECKED = 4096
-"""Address sets that a decision remembers as separate; one with more starts over."""
 
 
 @dataclass(slots=True)
@@ -24,7 +21,6 @@ class Decision:
         outputs: (tensor position, what to allocate).
         overlaps: pairs of operands whose addresses must be compared.
         count: the counter of the candidate.
-        checked: addresses that were compared and found apart; layouts are the decision's, so they stay so.
     """
 
     op: str
@@ -33,7 +29,6 @@ class Decision:
     outputs: tuple[tuple[int, Output], ...]
     overlaps: tuple[Overlap, ...]
     count: list[int]
-    checked: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
     def label(self) -> str:
@@ -51,12 +46,6 @@ class Decision:
         Raises:
             ContractError: naming the two operands.
         """
-        key = tuple(pointers)
-        if key in self.checked:
-            return
-        check_overlaps(self.op, self.overlaps, key)
+        check_overlaps(self.op, self.overlaps, pointers)
         if isinstance(self.launcher, PlanLauncher):
-            self.launcher.check(key)
-        if len(self.checked) >= MAX_CHECKED:
-            self.checked = set()
-        self.checked.add(key)
+            self.launcher.check(pointers)

@@ -1,6 +1,7 @@
 """What a device offers the loader, and a device that is only pretended, to ask what would run where."""
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 from kiln.runtime.arrays import CPU
@@ -11,6 +12,10 @@ from kiln.runtime.scratch import HostMemory, ScratchPolicy, ScratchPool
 from kiln.runtime.targets import capability, missing_features, runs_on
 
 Args = tuple[int | float, ...]
+
+
+Route = Callable[[Sequence[int], Args, int], None]
+"""Runs a launch: addresses, scalar values, a stream handle."""
 
 
 class Call(Protocol):
@@ -44,6 +49,10 @@ class Launcher(Protocol):
 
     def bind(self, pointers: Sequence[int], args: Args, stream: int) -> Call:
         """The same launch, ready to go again and again."""
+
+    def via(self, order: Sequence[int]) -> Route:
+        """`run` of addresses that are still to be brought in order: the i-th is the `order[i]`-th of those
+        given. For launches without scratch."""
 
 
 class PlainCall:
@@ -85,6 +94,11 @@ class PlainLauncher:
     def bind(self, pointers: Sequence[int], args: Args, stream: int) -> Call:
         """See Launcher."""
         return PlainCall(self, pointers, args, stream)
+
+    def via(self, order: Sequence[int]) -> Route:
+        """See Launcher."""
+        pick = itemgetter(*order)
+        return lambda pointers, args, stream: self.run(pick(pointers), args, stream)
 
 
 class Device(Protocol):

@@ -13,6 +13,7 @@ from kiln.runtime.arguments import Arguments, Given
 from kiln.runtime.arrays import view
 from kiln.runtime.bind import Binder, Bound, Output
 from kiln.runtime.bound import BoundCall
+from kiln.runtime.consistency import RESERVED_NAMES
 from kiln.runtime.decision import Decision
 from kiln.runtime.device import Args, Device, Launcher
 from kiln.runtime.entities import Kernel, Plan, Signature
@@ -33,7 +34,7 @@ from kiln.runtime.select import (
     why_not_call,
     why_passed,
 )
-from kiln.runtime.shortcut import Found, Miss, Shortcuts
+from kiln.runtime.shortcut import UNKNOWN, Miss, ShortWay, Values
 
 Asked = tuple[str, str | None, str | None, str | None]
 """The fields of a Wanted, not yet made one: most calls only look a decision up."""
@@ -60,12 +61,13 @@ class Host(Protocol):
         """Refuse a closed library."""
 
 
-class Operation:
+class Operation(ShortWay):
     """An op or recipe of a library; call it with operands by position or by name."""
 
     def __init__(
         self, name: str, sig: Signature, target: str, candidates: list[Candidate], host: Host
     ) -> None:
+        super().__init__()
         self.name = name
         self.sig = sig
         self.target = target
@@ -81,7 +83,6 @@ class Operation:
         self._returned = [positions[n] for n in sig.returns]
         self._shaping: list[int] | None = None
         self._decisions: dict[tuple[Any, ...], Decision] = {}
-        self._shortcuts = Shortcuts(sig, self._arguments, host.device)
 
     def __repr__(self) -> str:
         operands = ", ".join(o.name for o in self.sig.operands)
@@ -92,7 +93,6 @@ class Operation:
         """Positions of the scalars on whose values the choice or the shape of a launch depends."""
         if self._shaping is None:
             self._shaping = self._shaping_scalars()
-            self._shortcuts.key_scalars = self._shaping
         return self._shaping
 
     def _shaping_scalars(self) -> list[int]:
@@ -116,77 +116,14 @@ class Operation:
                 if name in step.args:
                     yield step.args[name]
 
-    def __call__(
-        self,
-        *operands: Any,
-        out: Any = None,
-        stream: Any = None,
-        mode: str = "exact",
-        tier: str | None = None,
-        variant: str | None = None,
-        isa: str | None = None,
-        **named: Any,
-    ) -> Any:
-        """Run the op.
-
-        Args:
-            operands: in declared order, outputs left out.
-            out: the array to write, or a tuple of them in return order; None allocates (or writes an in/out
-                operand in place).
-            stream: a CUDA stream: a handle or an object that has one.
-            mode: "fast" lets kernels with an envelope contract go first.
-            tier: only candidates of this tier.
-            variant: only this candidate.
-            isa: only kernels of this CPU tier.
-            named: operands, scalars and attributes by name.
-
-        Returns:
-            The written array, or a tuple of them in return order.
-
-        Raises:
-            ContractError: the call breaks the op's contract.
-            SelectionError: no candidate may run it.
-        """
-        way = None
-        if mode == "exact" and tier is None and variant is None and isa is None:
-            way = self._shortcuts.find(operands, named, out)
-            if type(way) is Found:
-                return self._follow(way, stream)
-        given, decision, pointers, handle = self._ready(
-            operands, named, out, stream, (mode, tier, variant, isa)
-        )
-        if decision.launcher is not None:
-            self._launch(decision, pointers, given.scalars, handle)
-        if type(way) is Miss:
-            self._shortcuts.keep(way, operands, named, out, decision)
+    def _long(self, operands: Values, named: dict[str, Any], out: Any, stream: Any, miss: Miss) -> Any:
+        given, decision, pointers, handle, _ = self._ready(operands, named, out, stream)
+        self._launch(decision, pointers, given.scalars, handle)
+        if miss is UNKNOWN:
+            self.learn(operands, named)
         else:
-            self._shortcuts.learn(operands, named)
+            self.keep(miss, operands, named, out, decision)
         return self.results(given)
-
-    def _follow(self, way: Found, stream: Any) -> Any:
-        """A call that was made before."""
-        entry, arrays, pointers, args = way
-        decision = entry.decision
-        if stream is not None:
-            handle = self.device.stream(stream, None)
-        else:
-            handle = entry.stream() if entry.stream is not None else 0
-        pointers.append(0)
-        made = []
-        for make in entry.makers:
-            array = make(arrays[entry.example], handle)
-            made.append(array)
-            pointers.append(entry.address(array))
-        addresses = entry.pick(pointers)
-        if addresses not in decision.checked:
-            decision.check(addresses)
-        launcher = entry.launcher
-        if launcher.scratch_bytes:
-            self._launch(decision, addresses, args, handle)
-        else:
-            launcher.run(addresses, args, handle)
-            decision.count[0] += 1
-        return entry.results(arrays, made)
 
     def _launch(self, decision: Decision, pointers: Sequence[int], args: Args, handle: int) -> None:
         launcher = decision.launcher
@@ -220,57 +157,37 @@ class Operation:
             )
         return self.device.scratch.grow(size, stream, decision.label)
 
-    def forget(self) -> None:
-        """Let every call be checked once more: the library was sealed or closed."""
-        self._shortcuts.forget()
-
-    def bind(
-        self,
-        *operands: Any,
-        out: Any = None,
-        stream: Any = None,
-        mode: str = "exact",
-        tier: str | None = None,
-        variant: str | None = None,
-        isa: str | None = None,
-        **named: Any,
-    ) -> BoundCall:
+    def bind(self, *operands: Any, out: Any = None, stream: Any = None, **named: Any) -> BoundCall:
         """A call that is checked now and launched later, again and again. Arguments as for a call; outputs
         that are not given are allocated once.
 
         Raises:
             ContractError, SelectionError: as a call.
         """
-        wanted = (mode, tier, variant, isa)
-        given, decision, pointers, handle = self._ready(operands, named, out, stream, wanted)
-        return BoundCall(self, given, decision, pointers, handle, wanted)
+        return BoundCall(self, *self._ready(operands, named, out, stream))
 
-    def reserve(
-        self,
-        *operands: Any,
-        stream: Any = None,
-        mode: str = "exact",
-        tier: str | None = None,
-        variant: str | None = None,
-        isa: str | None = None,
-        **named: Any,
-    ) -> int:
+    def reserve(self, *operands: Any, stream: Any = None, threads: int = 1, **named: Any) -> int:
         """Load what a call would run, and make sure that it finds its scratch on the stream.
 
         Args:
             operands: arrays, or `kiln.runtime.arrays.described(shape, dtype, device)` of arrays that are not
                 there yet. Others as for a call.
+            threads: how many will make such calls on this stream at once.
 
         Returns:
             Bytes of scratch of the call.
+
+        Raises:
+            ContractError, SelectionError: as a call.
+            UnavailableError: the stream is being captured, or the caller's buffer is too small.
         """
+        named, wanted = _parted(named)
         given = self._arguments.sort(operands, named, None)
         reads, writes = self._views(given)
         handle = self.device.stream(stream, _example(given))
-        wanted = (mode, tier, variant, isa)
         decision = self._decide(reads, writes, given.scalars, given.attrs, wanted, None)
         size = 0 if decision.launcher is None else decision.launcher.scratch_bytes
-        self.device.scratch.reserve(size, handle, decision.label)
+        self.device.scratch.reserve(size, handle, decision.label, threads)
         return size
 
     def explain(
@@ -308,13 +225,9 @@ class Operation:
         return self._decide(reads, writes, args, attrs, wanted, None)
 
     def _ready(
-        self,
-        operands: tuple[Any, ...],
-        named: dict[str, Any],
-        out: Any,
-        stream: Any,
-        wanted: Asked,
-    ) -> tuple[Given, Decision, list[int], int]:
+        self, operands: tuple[Any, ...], named: dict[str, Any], out: Any, stream: Any
+    ) -> tuple[Given, Decision, list[int], int, Asked]:
+        named, wanted = _parted(named)
         self._host.check_open()
         given = self._arguments.sort(operands, named, out)
         reads, writes = self._views(given)
@@ -333,7 +246,7 @@ class Operation:
             pointers[self._size + i] = view(array).ptr
         if decision.checks:
             decision.check(pointers)
-        return given, decision, pointers, handle
+        return given, decision, pointers, handle, wanted
 
     def _check_allocation(self, decision: Decision, name: str, example: Any, o: Output) -> None:
         if self._host.sealed and 0 not in o.shape and self.device.allocates(example):
@@ -452,6 +365,15 @@ class Operation:
             why = why_passed(c, wanted, self._host.disabled, self.device)
             why = why if why is not None else why_not_call(c, bound, check_plan)
             yield verdict(c, why), c, launchers[0] if launchers else None
+
+
+def _parted(named: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
+    """A call's operands by name, and what it asks for beyond them."""
+    if RESERVED_NAMES.isdisjoint(named):
+        return named, ("exact", None, None, None)
+    rest = {n: v for n, v in named.items() if n not in RESERVED_NAMES}
+    asked = (named.get("mode", "exact"), named.get("tier"), named.get("variant"), named.get("isa"))
+    return rest, asked
 
 
 def _example(given: Given) -> Any:

@@ -163,14 +163,19 @@ class ScratchPool:
         else:
             self._free.setdefault(block.stream, []).append(block)
 
-    def reserve(self, size: int, stream: int, label: str = "reserve") -> None:
-        """Make sure that a call on the stream finds `size` bytes.
+    def reserve(self, size: int, stream: int, label: str = "reserve", threads: int = 1) -> None:
+        """Make sure that calls of so many threads on the stream find `size` bytes each.
 
         Raises:
             UnavailableError, DriverError: as `grow`.
         """
-        if size and self.policy.pool:
-            self.put(self.take(size, stream) or self.grow(size, stream, label))
+        blocks: list[Block] = []
+        try:
+            while size and self.policy.pool and len(blocks) < threads:
+                blocks.append(self.take(size, stream) or self.grow(size, stream, label))
+        finally:
+            for block in blocks:
+                self.put(block)
 
     def give(self, address: int, size: int, stream: int) -> None:
         """Let calls on a stream use the caller's memory, and nothing else; it must live as long as they do.

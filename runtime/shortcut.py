@@ -6,41 +6,47 @@ the alignments alone, or is checked again: scalars' values, null and overlapping
 found here, or wrong, goes the long way, which says what is wrong.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
-from kiln.runtime.arguments import Arguments, Given
+from kiln.runtime.arguments import F32_MAX, INTEGERS, Arguments, Given
 from kiln.runtime.arrays import TORCH_TYPES, is_torch, view
+from kiln.runtime.consistency import RESERVED_NAMES
 from kiln.runtime.decision import Decision
-from kiln.runtime.device import Device, Launcher
-from kiln.runtime.entities import Signature
+from kiln.runtime.device import Args, Device, Launcher, Route
+from kiln.runtime.entities import Scalar, Signature
 from kiln.runtime.errors import ContractError
 
+MAX_CHECKED = 4096
+"""Address sets that an entry remembers as separate; one with more starts over."""
+MAX_FORMS = 64
+"""Forms that an op's shortcuts know."""
 MAX_ENTRIES = 4096
-"""Layouts that an op's shortcuts remember; a workload with more starts over."""
+"""Layouts that a form remembers; a workload with more starts over."""
 
 Values = tuple[Any, ...]
 Cast = Callable[[Any], int | float]
+Launch = Callable[[Decision, Sequence[int], Args, int], None]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Form:
+class Form(NamedTuple):
     """Which operands calls give, by position or by name.
 
     Attributes:
-        tensors: takes the tensor operands from a call's values.
-        scalars: (check, position among the values, scalar) of the scalars that are given.
+        entries: answers by layout.
+        take: takes the tensor operands from a call's values; None where they are all there is.
+        scalars: (type, least and most of values that need no check, check, position among the values, scalar)
+            of the scalars that are given.
         args: the values of all scalars, where none is given.
-        defaults: the same, for a call to put those in that it gives.
         attrs: positions of attributes among the values.
     """
 
-    tensors: Callable[[Values], Values]
-    scalars: tuple[tuple[Cast, int, int], ...]
+    entries: "dict[tuple[Any, ...], Entry]"
+    take: Callable[[Values], Values] | None
+    scalars: tuple[tuple[Any, float, float, Cast, int, int], ...]
     args: tuple[int | float, ...]
-    defaults: list[int | float]
     attrs: tuple[int, ...]
 
 
@@ -49,23 +55,26 @@ class Entry(NamedTuple):
 
     Attributes:
         decision: what they do.
-        launcher: its launcher.
-        pick: takes the decision's addresses from those of the arrays given, 0, and those made.
+        route: the decision's launcher, taking addresses in the order of the arrays given, 0, and those made;
+            None where it needs scratch.
+        checked: such addresses that were compared and found fit; None where that need not be.
+        pick: takes the decision's addresses from those.
         makers: what makes the outputs that are not given, from the array `example` of those given.
         example: its position.
         address: of a made array.
         stream: what tells the stream where none is given.
-        results: what the call returns, of the arrays given and those made.
+        results: what the call returns, of the arrays given and those made; None for the one array made.
     """
 
     decision: Decision
-    launcher: Launcher
+    route: Route | None
+    checked: set[tuple[int, ...]] | None
     pick: Callable[[Sequence[int]], tuple[int, ...]]
     makers: tuple[Callable[[Any, int], Any], ...]
     example: int
     address: Callable[[Any], int]
     stream: Callable[[], int] | None
-    results: Callable[[Sequence[Any], Sequence[Any]], Any]
+    results: Callable[[Sequence[Any], Sequence[Any]], Any] | None
 
 
 class Miss(NamedTuple):
@@ -76,82 +85,136 @@ class Miss(NamedTuple):
     arrays: Sequence[Any]
 
 
-class Found(NamedTuple):
-    """A call that is ready to go but for its outputs."""
-
-    entry: Entry
-    arrays: Sequence[Any]
-    pointers: list[int]
-    args: tuple[int | float, ...]
+UNKNOWN = Miss(Form({}, None, (), (), ()), (), ())
+"""A call whose form was not seen before, or that is wrong."""
 
 
-class Shortcuts:
-    """The layouts of one op's calls."""
+class ShortWay:
+    """A callable op that knows the layouts of its calls; `_long` is the way of all others."""
 
-    def __init__(self, sig: Signature, arguments: Arguments, device: Device) -> None:
-        self._sig, self._arguments, self._device = sig, arguments, device
-        self._forms: dict[tuple[object, ...], Form] = {}
-        self._entries: dict[tuple[Any, ...], Entry] = {}
-        self.key_scalars: list[int] = []
-        """Scalars on whose values a decision depends."""
+    device: Device
+    sig: Signature
+    _arguments: Arguments
+
+    def __init__(self) -> None:
+        self._forms: dict[Any, Form] = {}
+
+    def _long(self, operands: Values, named: dict[str, Any], out: Any, stream: Any, miss: Miss) -> Any:
+        """Check everything, run, and `learn` or `keep` what was found."""
+        raise NotImplementedError
+
+    def _launch(self, decision: Decision, pointers: Sequence[int], args: Args, stream: int) -> None:
+        """Run a decision that needs scratch."""
+        raise NotImplementedError
+
+    @property
+    def key_scalars(self) -> list[int]:
+        """Positions of the scalars on whose values the choice or the shape of a launch depends."""
+        raise NotImplementedError
 
     def forget(self) -> None:
-        """Every call goes the long way once more."""
-        self._entries = {}
+        """Let every call be checked once more: the library was sealed or closed."""
+        for form in self._forms.values():
+            form.entries.clear()
 
-    def find(self, operands: Values, named: dict[str, Any], out: Any) -> Found | Miss | None:
-        """The way of a call, or the key under which to `keep` it; None where there is no short way."""
-        form = self._forms.get((len(operands), *named))
+    def __call__(self, *operands: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
+        """Run the op.
+
+        Args:
+            operands: in declared order, outputs left out.
+            out: the array to write, or a tuple of them in return order; None allocates (or writes an in/out
+                operand in place).
+            stream: a CUDA stream: a handle or an object that has one.
+            named: operands, scalars and attributes by name; and mode="fast" to let kernels with an envelope
+                contract go first, tier=, variant= or isa= to let only such candidates run.
+
+        Returns:
+            The written array, or a tuple of them in return order.
+
+        Raises:
+            ContractError: the call breaks the op's contract.
+            SelectionError: no candidate may run it.
+        """
+        # Every line here is paid at each call: nothing is wrapped, called or looked up twice.
+        form = self._forms.get((len(operands), *named) if named else len(operands))
         if form is None:
-            return None
+            return self._long(operands, named, out, stream, UNKNOWN)
+        entries, take, scalars, args, attrs = form
         values = (*operands, *named.values()) if named else operands
-        key: list[Any] = [form]
-        arrays = form.tensors(values)
+        arrays = values if take is None else take(values)
+        key: tuple[Any, ...] = ()
         if out is not None:
             outs = out if type(out) is tuple else (out,)
-            key.append(-1 if outs is not out else len(outs))
+            key = (len(outs) if outs is out else -1,)
             arrays += outs
         pointers: list[int] = []
         low = 0
         try:
             for x in arrays:
                 if type(x) in TORCH_TYPES:
+                    key = (key, x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
                     p = x.data_ptr()
-                    key += (x.shape, x.stride(), x.dtype, x.device)
                 elif x is None:
-                    key.append(None)
+                    key = (key, None)
                     pointers.append(0)
                     continue
                 else:
                     v = view(x)
-                    p = v.ptr
-                    key += (v.shape, v.strides, v.dtype, v.device, v.readonly)
+                    key = (key, v[1:6])
+                    p = v[0]
                 if not p:
-                    return None
+                    return self._long(operands, named, out, stream, UNKNOWN)
                 pointers.append(p)
                 low |= p
-            args = form.args
-            if form.scalars:
-                given = form.defaults.copy()
-                for cast, at, i in form.scalars:
-                    given[i] = cast(values[at])
-                args = tuple(given)
-                key += [args[i] for i in self.key_scalars]
-            for at in form.attrs:
-                key += (type(values[at]), values[at])
+            if scalars or attrs:
+                key, args = self._settled(form, values, key)
             if low & 255:
-                key += [p & -p & 255 for p in pointers]
-            whole = tuple(key)
-            entry = self._entries.get(whole)
+                key = (key, *[p & -p & 255 for p in pointers])
+            entry = entries.get(key)
         except (ContractError, TypeError):
-            return None
-        return Miss(form, whole, arrays) if entry is None else Found(entry, arrays, pointers, args)
+            return self._long(operands, named, out, stream, UNKNOWN)
+        if entry is None:
+            return self._long(operands, named, out, stream, Miss(form, key, arrays))
+        decision, route, checked, pick, makers, example, address, current, results = entry
+        if stream is not None:
+            handle = self.device.stream(stream, None)
+        else:
+            handle = 0 if current is None else current()
+        pointers.append(0)
+        made = []
+        for make in makers:
+            array = make(arrays[example], handle)
+            made.append(array)
+            pointers.append(address(array))
+        if checked is not None and (flat := tuple(pointers)) not in checked:
+            decision.check(pick(flat))
+            if len(checked) >= MAX_CHECKED:
+                checked.clear()
+            checked.add(flat)
+        if route is None:
+            self._launch(decision, pick(pointers), args, handle)
+        else:
+            route(pointers, args, handle)
+            decision.count[0] += 1
+        return made[0] if results is None else results(arrays, made)
+
+    def _settled(self, form: Form, values: Values, key: tuple[Any, ...]) -> tuple[tuple[Any, ...], Args]:
+        """The key with the attributes and shaping scalars of a call, and the values of its scalars."""
+        given = [*form.args]
+        for kind, least, most, cast, at, i in form.scalars:
+            value = values[at]
+            given[i] = value if type(value) is kind and least <= value <= most else cast(value)
+        for at in form.attrs:
+            key = (key, type(values[at]), values[at])
+        return (key, *[given[i] for i in self.key_scalars]), tuple(given)
 
     def learn(self, operands: Values, named: dict[str, Any]) -> None:
         """Remember the form of a call that went well."""
-        form = (len(operands), *named)
-        if form not in self._forms and len(self._forms) < MAX_ENTRIES:
-            self._forms[form] = self._form(operands, named)
+        if not RESERVED_NAMES.isdisjoint(named):
+            return
+        key = (len(operands), *named) if named else len(operands)
+        if key not in self._forms and len(self._forms) < MAX_FORMS:
+            self._forms[key] = self._form(operands, named)
 
     def _form(self, operands: Values, named: dict[str, Any]) -> Form:
         slots = [self._arguments.slot(n) for n in (*self._arguments.positional[: len(operands)], *named)]
@@ -161,11 +224,12 @@ class Shortcuts:
         given = {slots[p][1] for p in at["scalar"]}
         pairs = zip(casts, defaults, strict=True)
         known = [0 if i in given else cast(v) for i, (cast, v) in enumerate(pairs)]
+        where = [(p, slots[p][1]) for p in at["scalar"]]
         return Form(
-            _taker(at["tensor"]),
-            tuple((casts[slots[p][1]], p, slots[p][1]) for p in at["scalar"]),
+            {},
+            None if len(at["tensor"]) == len(slots) else _taker(at["tensor"]),
+            tuple((*_plain(self.sig.scalars[i]), casts[i], p, i) for p, i in where),
             tuple(known),
-            known,
             tuple(at["attr"]),
         )
 
@@ -173,13 +237,14 @@ class Shortcuts:
         self, miss: Miss, operands: Values, named: dict[str, Any], out: Any, decision: Decision
     ) -> None:
         """Remember what a call of a new layout did."""
-        launcher = decision.launcher
-        if launcher is None:
+        if decision.launcher is None or any(x is not None and 0 in view(x).shape for x in miss.arrays):
+            # torch calls an array without elements contiguous, whatever its strides.
             return
-        if len(self._entries) >= MAX_ENTRIES:
-            self._entries = {}
+        entries = miss.form.entries
+        if len(entries) >= MAX_ENTRIES:
+            entries.clear()
         places = self._places(miss, operands, named, out)
-        self._entries[miss.key] = self._entry(miss, places, decision, launcher)
+        entries[miss.key] = self._entry(miss, places, decision, decision.launcher)
 
     def _entry(self, miss: Miss, where: Given, decision: Decision, launcher: Launcher) -> Entry:
         count = len(miss.arrays)
@@ -188,17 +253,17 @@ class Shortcuts:
         writes = [made.get(i, count) if j is None else j for i, j in enumerate(where.writes)]
         example = next(j for j in where.reads if j is not None)
         array = miss.arrays[example]
-        position = {t.name: i for i, t in enumerate(self._sig.tensors)}
-        makers = tuple(self._device.maker(array, o.shape, o.dtype) for _, o in decision.outputs)
+        position = {t.name: i for i, t in enumerate(self.sig.tensors)}
         return Entry(
             decision,
-            launcher,
+            None if launcher.scratch_bytes else launcher.via((*reads, *writes)),
+            set() if decision.checks else None,
             itemgetter(*reads, *writes),
-            makers,
+            tuple(self.device.maker(array, o.shape, o.dtype) for _, o in decision.outputs),
             example,
-            methodcaller("data_ptr") if is_torch(array) else lambda a: view(a).ptr,
-            self._device.default_stream(array),
-            _results([writes[position[n]] for n in self._sig.returns], count),
+            _torch_address if is_torch(array) else _address,
+            self.device.default_stream(array),
+            _results([writes[position[n]] for n in self.sig.returns], count),
         )
 
     def _places(self, miss: Miss, operands: Values, named: dict[str, Any], out: Any) -> Given:
@@ -215,6 +280,25 @@ class Shortcuts:
         return self._arguments.sort(by_position, by_name, outs)
 
 
+_torch_address = methodcaller("data_ptr")
+
+
+def _address(array: Any) -> int:
+    return view(array).ptr
+
+
+def _plain(o: Scalar) -> tuple[type, float, float]:
+    """(type, least, most) of values that are what they are checked to be: `sort` need not look at them."""
+    if o.dtype == "bool":
+        return type(None), 0, 0
+    if o.dtype in INTEGERS:
+        limit = INTEGERS[o.dtype]
+        least: float = -limit if o.minimum is None else o.minimum
+        return int, max(least, 0) + 1 if o.positive else least, limit - 1
+    least = -F32_MAX if o.minimum is None else max(o.minimum, -F32_MAX)
+    return float, math.nextafter(max(least, 0.0), math.inf) if o.positive else least, F32_MAX
+
+
 def _taker(at: list[int]) -> Callable[[Values], Values]:
     if at == list(range(len(at))):
         return itemgetter(slice(len(at)))
@@ -223,10 +307,10 @@ def _taker(at: list[int]) -> Callable[[Values], Values]:
     return itemgetter(*at)
 
 
-def _results(at: list[int], count: int) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+def _results(at: list[int], count: int) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:
     """What a call returns; positions are those of arrays given, then `count` for none, then arrays made."""
     if at == [count + 1]:
-        return lambda given, made: made[0]
+        return None
     if len(at) == 1:
         place = at[0]
         return lambda given, made: (*given, None, *made)[place]

@@ -25,7 +25,6 @@ from kiln.tests.runtime.fake_driver import CUresult, FakeDriver, read_params
 from kiln.tests.runtime.trees import (
     MN,
     OPS,
-    PLAN,
     dim,
     kernel,
     manifest,
@@ -58,6 +57,9 @@ class Tensor:
 
     def stride(self) -> tuple[int, ...]:
         return contiguous(self.shape)
+
+    def is_contiguous(self) -> bool:
+        return True
 
     def new_empty(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
         return Tensor(shape, dtype, ptr=2 << 20)
