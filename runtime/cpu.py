@@ -102,7 +102,7 @@ class CpuDevice:
         """No stream."""
         return None
 
-    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[[Any, int], Any]:
+    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
         """A torch tensor where the operands are torch's, else a NumPy array that starts on a cache line."""
         if is_torch(example):
             return torch_maker(example, shape, dtype)

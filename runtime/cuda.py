@@ -263,9 +263,8 @@ class CudaDevice:
             self._current_stream = _torch_stream(self.ordinal)
         return self._current_stream
 
-    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[[Any, int], Any]:
-        """A function of an example and a stream that makes arrays: of torch where the example is, else a
-        DeviceArray."""
+    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
+        """See Device: a DeviceArray where the example is not torch's."""
         if is_torch(example):
             return torch_maker(example, shape, dtype)
         return lambda _, stream: DeviceArray(self, shape, dtype, stream)

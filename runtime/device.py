@@ -137,9 +137,9 @@ class Device(Protocol):
     def default_stream(self, example: Any) -> Callable[[], int] | None:
         """What tells the stream of calls that name none; None where that is always 0."""
 
-    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[[Any, int], Any]:
-        """What makes uninitialized output arrays of (an array like `example`, a stream handle), of the
-        framework of `example` where it can be asked."""
+    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
+        """What makes uninitialized output arrays, given an array like `example`: torch tensors where that is
+        one; else given a stream handle too, what the device has."""
 
     def allocates(self, example: Any) -> bool:
         """Whether making an output asks the device's driver for memory, and not the caller's framework."""
@@ -214,7 +214,7 @@ class PretendDevice(PlainLauncher):
         """No stream."""
         return None
 
-    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[[Any, int], Any]:
+    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
         """Refuse."""
         raise UnavailableError(f"{self.label} device has no memory; use explain, or load for a real device.")
 

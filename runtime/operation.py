@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from kiln.runtime.alias import Overlap
 from kiln.runtime.arguments import Arguments, Given
-from kiln.runtime.arrays import view
+from kiln.runtime.arrays import is_torch, view
 from kiln.runtime.bind import Binder, Bound, Output
 from kiln.runtime.bound import BoundCall
 from kiln.runtime.consistency import RESERVED_NAMES
@@ -242,7 +242,8 @@ class Operation(ShortWay):
         handle = self.device.stream(stream, example)
         for i, o in decision.outputs:
             self._check_allocation(decision, self.sig.tensors[i].name, example, o)
-            array = given.writes[i] = self.device.maker(example, o.shape, o.dtype)(example, handle)
+            make = self.device.maker(example, o.shape, o.dtype)
+            array = given.writes[i] = make(example) if is_torch(example) else make(example, handle)
             pointers[self._size + i] = view(array).ptr
         if decision.checks:
             decision.check(pointers)

@@ -28,7 +28,7 @@ MAX_ENTRIES = 4096
 
 Values = tuple[Any, ...]
 Cast = Callable[[Any], int | float]
-Launch = Callable[[Decision, Sequence[int], Args, int], None]
+Scalars = tuple[tuple[Any, float, float, Cast, int, int], ...]
 
 
 class Form(NamedTuple):
@@ -41,13 +41,15 @@ class Form(NamedTuple):
             of the scalars that are given.
         args: the values of all scalars, where none is given.
         attrs: positions of attributes among the values.
+        shaping: scalars on whose values a decision depends.
     """
 
     entries: "dict[tuple[Any, ...], Entry]"
     take: Callable[[Values], Values] | None
-    scalars: tuple[tuple[Any, float, float, Cast, int, int], ...]
+    scalars: Scalars
     args: tuple[int | float, ...]
     attrs: tuple[int, ...]
+    shaping: tuple[int, ...]
 
 
 class Entry(NamedTuple):
@@ -55,11 +57,13 @@ class Entry(NamedTuple):
 
     Attributes:
         decision: what they do.
+        counter: of the candidate's calls.
         route: the decision's launcher, taking addresses in the order of the arrays given, 0, and those made;
             None where it needs scratch.
         checked: such addresses that were compared and found fit; None where that need not be.
         pick: takes the decision's addresses from those.
-        makers: what makes the outputs that are not given, from the array `example` of those given.
+        makers: what makes the outputs that are not given, from the array `example` of those given (and the
+            stream, where they are not torch's).
         example: its position.
         address: of a made array.
         stream: what tells the stream where none is given.
@@ -67,10 +71,11 @@ class Entry(NamedTuple):
     """
 
     decision: Decision
+    counter: list[int]
     route: Route | None
     checked: set[tuple[int, ...]] | None
     pick: Callable[[Sequence[int]], tuple[int, ...]]
-    makers: tuple[Callable[[Any, int], Any], ...]
+    makers: tuple[Callable[..., Any], ...]
     example: int
     address: Callable[[Any], int]
     stream: Callable[[], int] | None
@@ -85,7 +90,7 @@ class Miss(NamedTuple):
     arrays: Sequence[Any]
 
 
-UNKNOWN = Miss(Form({}, None, (), (), ()), (), ())
+UNKNOWN = Miss(Form({}, None, (), (), (), ()), (), ())
 """A call whose form was not seen before, or that is wrong."""
 
 
@@ -139,7 +144,7 @@ class ShortWay:
         form = self._forms.get((len(operands), *named) if named else len(operands))
         if form is None:
             return self._long(operands, named, out, stream, UNKNOWN)
-        entries, take, scalars, args, attrs = form
+        entries, take, scalars, args, attrs, shaping = form
         values = (*operands, *named.values()) if named else operands
         arrays = values if take is None else take(values)
         key: tuple[Any, ...] = ()
@@ -166,8 +171,12 @@ class ShortWay:
                     return self._long(operands, named, out, stream, UNKNOWN)
                 pointers.append(p)
                 low |= p
-            if scalars or attrs:
-                key, args = self._settled(form, values, key)
+            if scalars:
+                args = _settled(scalars, args, values)
+                for i in shaping:
+                    key = (key, args[i])
+            for at in attrs:
+                key = (key, type(values[at]), values[at])
             if low & 255:
                 key = (key, *[p & -p & 255 for p in pointers])
             entry = entries.get(key)
@@ -175,7 +184,7 @@ class ShortWay:
             return self._long(operands, named, out, stream, UNKNOWN)
         if entry is None:
             return self._long(operands, named, out, stream, Miss(form, key, arrays))
-        decision, route, checked, pick, makers, example, address, current, results = entry
+        decision, counter, route, checked, pick, makers, example, address, current, results = entry
         if stream is not None:
             handle = self.device.stream(stream, None)
         else:
@@ -183,7 +192,7 @@ class ShortWay:
         pointers.append(0)
         made = []
         for make in makers:
-            array = make(arrays[example], handle)
+            array = make(arrays[example]) if address is _torch_address else make(arrays[example], handle)
             made.append(array)
             pointers.append(address(array))
         if checked is not None and (flat := tuple(pointers)) not in checked:
@@ -195,18 +204,8 @@ class ShortWay:
             self._launch(decision, pick(pointers), args, handle)
         else:
             route(pointers, args, handle)
-            decision.count[0] += 1
+            counter[0] += 1
         return made[0] if results is None else results(arrays, made)
-
-    def _settled(self, form: Form, values: Values, key: tuple[Any, ...]) -> tuple[tuple[Any, ...], Args]:
-        """The key with the attributes and shaping scalars of a call, and the values of its scalars."""
-        given = [*form.args]
-        for kind, least, most, cast, at, i in form.scalars:
-            value = values[at]
-            given[i] = value if type(value) is kind and least <= value <= most else cast(value)
-        for at in form.attrs:
-            key = (key, type(values[at]), values[at])
-        return (key, *[given[i] for i in self.key_scalars]), tuple(given)
 
     def learn(self, operands: Values, named: dict[str, Any]) -> None:
         """Remember the form of a call that went well."""
@@ -231,6 +230,7 @@ class ShortWay:
             tuple((*_plain(self.sig.scalars[i]), casts[i], p, i) for p, i in where),
             tuple(known),
             tuple(at["attr"]),
+            tuple(self.key_scalars) if where else (),
         )
 
     def keep(
@@ -256,6 +256,7 @@ class ShortWay:
         position = {t.name: i for i, t in enumerate(self.sig.tensors)}
         return Entry(
             decision,
+            decision.count,
             None if launcher.scratch_bytes else launcher.via((*reads, *writes)),
             set() if decision.checks else None,
             itemgetter(*reads, *writes),
@@ -278,6 +279,15 @@ class ShortWay:
         }
         outs = None if out is None else tuple(places) if type(out) is tuple else next(places)
         return self._arguments.sort(by_position, by_name, outs)
+
+
+def _settled(scalars: Scalars, args: Args, values: Values) -> Args:
+    """The values of a call's scalars, checked, those that it does not give from `args`."""
+    given = [*args]
+    for kind, least, most, cast, at, i in scalars:
+        value = values[at]
+        given[i] = value if type(value) is kind and least <= value <= most else cast(value)
+    return tuple(given)
 
 
 _torch_address = methodcaller("data_ptr")
