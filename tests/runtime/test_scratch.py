@@ -153,7 +153,7 @@ def test_the_callers_buffer_is_used_and_never_outgrown() -> None:
     use(pool, 10, 7)
     pool.give(256 * 99, 4096, 7)
     assert use(pool, 4096, 7) == 256 * 99
-    with pytest.raises(UnavailableError, match="needs 4097 bytes of scratch, the buffer .* has 4096"):
+    with pytest.raises(UnavailableError, match=r"needs 4097 bytes of scratch, the buffer .* has 4096"):
         pool.grow(4097, 7, "op.v")
     held = pool.take(1, 7)
     with pytest.raises(UnavailableError, match="in use by another thread"):

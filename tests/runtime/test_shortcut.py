@@ -1,6 +1,7 @@
 """The short way gives what the long way gives: results, refusals, and everything that may change between two
 calls."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,7 +84,7 @@ def test_the_short_way_is_taken(tree: Path, no_long_way: Any) -> None:
         assert lib.scale_add(x, y=y, alpha=3.0, out=out) is out
         assert np.array_equal(out, x * np.float32(3) + y)
         assert np.array_equal(lib.scale_add(y, x), y * np.float32(2) + x)
-        for other in (
+        others: tuple[Callable[[], Any], ...] = (
             lambda: lib.scale_add(x[1:], y[1:]),
             lambda: lib.scale_add(x[:, ::2], y[:, ::2]),
             lambda: lib.scale_add(x.astype(np.float64), y),
@@ -91,7 +92,8 @@ def test_the_short_way_is_taken(tree: Path, no_long_way: Any) -> None:
             lambda: lib.scale_add(x, y, variant="base"),
             lambda: lib.scale_add(x, y, alpha="2", out=out),
             lambda: lib.scale_add(x, y, 2.0),
-        ):
+        )
+        for other in others:
             with pytest.raises(Long):
                 other()
         assert lib.stats()["scale_add"]["base"] == 6
@@ -187,15 +189,15 @@ def test_torch_tensors(gpu: Any, no_long_way: Any) -> None:
         assert driver.launches[-1]["config"].hStream == 0x77
     lib.negate(Tensor((2, 32)), seed=9, stream=5)
     assert driver.launches[-1]["config"].hStream == 5
-    odd = Tensor((2, 32), ptr=(5 << 20) + 8)
-    for other in (odd, Tensor((3, 32)), Tensor((2, 32), dtype="float32"), Tensor((2, 32), device="cpu"), None):
+    odd, away = Tensor((2, 32), ptr=(5 << 20) + 8), Tensor((2, 32), device="cpu")
+    for other in (odd, away, Tensor((3, 32)), Tensor((2, 32), dtype="float32"), None):
         with pytest.raises(Long):
             lib.negate(other, seed=9)
 
 
 @pytest.mark.parametrize("null", [Tensor((2, 32), ptr=0), CudaArray((2, 32), 0, typestr="<f4")])
 def test_a_null_address_is_seen(gpu: Any, null: Any) -> None:
-    lib, driver = gpu
+    lib, _ = gpu
     for _ in range(3):
         lib.negate(Tensor((2, 32)))
     with pytest.raises(ContractError, match="null address"):
