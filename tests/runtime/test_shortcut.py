@@ -18,10 +18,19 @@ from kiln.tests.runtime.fake_driver import FakeDriver, read_params
 from kiln.tests.runtime.test_call import MISUSE
 from kiln.tests.runtime.test_cuda import CudaArray, Tensor, entry
 from kiln.tests.runtime.test_cuda import tree as cuda_tree
+from kiln.tests.runtime.trees import PARAMS, cpu_manifest, kernel, write_tree
 
 
 def rows(*shape: int) -> Any:
     return np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+
+
+def aligned(*shape: int) -> Any:
+    """Zeros at a multiple of 256: what is next to it in memory changes no alignment, and so no key."""
+    count = int(np.prod(shape))
+    raw = np.zeros(count + 64, np.float32)
+    start = -raw.ctypes.data % 256 // 4
+    return raw[start : start + count].reshape(shape)
 
 
 class Long(Exception):
@@ -75,12 +84,13 @@ def test_repeated_calls_give_the_same(tree: Path) -> None:
 
 def test_the_short_way_is_taken(tree: Path, no_long_way: Any) -> None:
     with kiln.load(tree) as lib:
-        x, y = rows(3, 5), rows(3, 5)
+        x, y, out = aligned(3, 5), aligned(3, 5), aligned(3, 5)
+        x += rows(3, 5)
+        y -= rows(3, 5)
         for _ in range(2):
             lib.scale_add(x, y)
-            lib.scale_add(x, y=y, alpha=1.0, out=np.empty((3, 5), np.float32))
+            lib.scale_add(x, y=y, alpha=1.0, out=aligned(3, 5))
         no_long_way()
-        out = np.empty((3, 5), np.float32)
         assert lib.scale_add(x, y=y, alpha=3.0, out=out) is out
         assert np.array_equal(out, x * np.float32(3) + y)
         assert np.array_equal(lib.scale_add(y, x), y * np.float32(2) + x)
@@ -227,3 +237,20 @@ def test_a_scalar_that_only_another_call_may_pass(gpu: Any) -> None:
     ):
         with pytest.raises(ContractError, match=why):
             lib.negate(Tensor((2, 32)), **{"seed": 3, "eps": 1.0, **named})
+
+
+def test_a_scalar_that_chooses_a_steps_kernel(tmp_path: Path, ops_so: bytes) -> None:
+    """What a plan's step runs may depend on a scalar that means nothing to the plan itself."""
+    document = cpu_manifest(ops_so)
+    large = kernel("scale_add", "large", PARAMS["scale_add"], ops_so, when=["ge", ["arg", "alpha"], 10])
+    document["kernels"] = sorted([*document["kernels"], {**large, "priority": 1}], key=_name)
+    root = write_tree(tmp_path / "tree", {"cpu-x86_64": document}, {"ops.so": ops_so})
+    x = rows(2, 3)
+    with kiln.load(root) as lib:
+        for alpha in (1.0, 20.0, 1.0, 20.0, 20.0):
+            assert np.array_equal(lib.scale_negate(x, x, alpha), -(x * np.float32(alpha) + x))
+        assert lib.stats()["scale_add"] == {"base": 2, "large": 3}
+
+
+def _name(entry: Any) -> tuple[str, str]:
+    return entry["op"], entry["variant"]
