@@ -7,7 +7,9 @@
 No compiler, no download, no cache, no environment variable but KILN_DISABLE.
 """
 
+from kiln.runtime.bound import BoundCall
 from kiln.runtime.errors import (
+    ContextLostError,
     ContractError,
     DriverError,
     IntegrityError,
@@ -18,14 +20,18 @@ from kiln.runtime.errors import (
     UnavailableError,
 )
 from kiln.runtime.load import Library, load
+from kiln.runtime.scratch import ScratchPolicy
 
 __all__ = [
+    "BoundCall",
+    "ContextLostError",
     "ContractError",
     "DriverError",
     "IntegrityError",
     "KilnError",
     "Library",
     "SchemaError",
+    "ScratchPolicy",
     "SelectionError",
     "TargetError",
     "UnavailableError",

@@ -3,19 +3,21 @@ first used."""
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from kiln.runtime.arguments import nearest
+from kiln.runtime.bound import BoundCall
 from kiln.runtime.cpu import CpuDevice
 from kiln.runtime.device import Device, PretendDevice, no_target
 from kiln.runtime.entities import Kernel, Manifest, Plan
 from kiln.runtime.errors import ContractError, IntegrityError, UnavailableError
 from kiln.runtime.files import Folder, check_bytes
 from kiln.runtime.manifest import parse_index, parse_manifest
-from kiln.runtime.operation import Operation, Resolved
+from kiln.runtime.operation import Operation
 from kiln.runtime.schema import MAX_INDEX_BYTES
+from kiln.runtime.scratch import ScratchPolicy, ScratchPool
 from kiln.runtime.select import Explanation
 
 Root = str | os.PathLike[str]
@@ -28,6 +30,7 @@ def load(
     expect: str | None = None,
     minimum_generation: int = 0,
     threads: int | None = None,
+    scratch: ScratchPolicy | None = None,
 ) -> "Library":
     """Open a tree of artifacts for a device.
 
@@ -38,6 +41,7 @@ def load(
         expect: "sha256:<hex>", the digest of INDEX.json that `kiln build` printed; any other tree is refused.
         minimum_generation: refuse a tree that is older than this generation.
         threads: most CPU threads a call may use.
+        scratch: how scratch memory is handed out, where `device` is a name.
 
     Raises:
         UnavailableError: no such tree, or no such device.
@@ -47,7 +51,7 @@ def load(
     folder = Folder.open_root(root if root is not None else _installed())
     try:
         index = _read_index(folder, expect, minimum_generation)
-        place = _device(device, threads)
+        place = _device(device, threads, scratch)
         targets = place.targets(index.targets)
         if not targets:
             raise no_target(place, index.targets)
@@ -89,16 +93,16 @@ def _read_index(folder: Folder, expect: str | None, minimum_generation: int) -> 
     return index
 
 
-def _device(device: str | Device, threads: int | None) -> Device:
+def _device(device: str | Device, threads: int | None, scratch: ScratchPolicy | None) -> Device:
     if not isinstance(device, str):
         return device
     kind, _, ordinal = device.partition(":")
     if device == "cpu":
-        return CpuDevice(threads)
+        return CpuDevice(threads, scratch=scratch)
     if kind == "cuda" and ((ordinal.isascii() and ordinal.isdigit()) or device == "cuda"):
         from kiln.runtime.cuda import CudaDevice
 
-        return CudaDevice(int(ordinal or 0))
+        return CudaDevice(int(ordinal or 0), scratch=scratch)
     if device.startswith(("sm_", "cpu-")):
         return PretendDevice(device)
     raise ContractError(
@@ -125,7 +129,7 @@ class Library:
         self._folder = folder
         self._lock = threading.RLock()
         self._closed = False
-        self._sealed = False
+        self.sealed = False
         self._functions: dict[tuple[str, str, str], Any] = {}
         self._operations = {t: self._operations_of(t, m) for t, m in self.manifests.items()}
         self._ops: dict[str, Operation] = {}
@@ -174,15 +178,28 @@ class Library:
         Operation.explain."""
         return self.op(name).explain(*operands, **named)
 
-    def resolve(self, name: str, *operands: Any, **named: Any) -> Resolved:
-        """A call ready to launch. See Operation.resolve."""
-        return self.op(name).resolve(*operands, **named)
+    def bind(self, name: str, *operands: Any, **named: Any) -> BoundCall:
+        """A call ready to launch again and again. See Operation.bind."""
+        return self.op(name).bind(*operands, **named)
 
-    def prepare(self, names: Iterable[str] | None = None) -> int:
+    def reserve(self, name: str, *operands: Any, **named: Any) -> int:
+        """Load what a call would run and reserve its scratch. See Operation.reserve."""
+        return self.op(name).reserve(*operands, **named)
+
+    def prepare(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        calls: Iterable[tuple[str, Mapping[str, Any]]] = (),
+        stream: Any = None,
+    ) -> int:
         """Verify and load every kernel that this device may run of these ops and of what their plans call.
 
         Args:
             names: ops; every op by default.
+            calls: (op, its arguments by name) of calls whose scratch is reserved too; operands that are not
+                there yet may be `kiln.runtime.arrays.described(shape, dtype, device)`.
+            stream: the stream on which those calls will be made.
 
         Returns:
             The number of kernels that are loaded.
@@ -202,11 +219,28 @@ class Library:
                 elif self.device.refusal(c) is None:
                     self.function(operation.target, c)
                     count += 1
+        for op, named in calls:
+            self.reserve(op, stream=stream, **named)
         return count
 
     def seal(self) -> None:
-        """From now on nothing is read or loaded: a call that would need it is refused. Prepare first."""
-        self._sealed = True
+        """From now on nothing is read, loaded, locked or allocated, and the driver is asked nothing but to
+        launch: a call that would need more is refused by name, so that every other one may be captured in a
+        graph. Prepare first. Outputs that are not given are allocated by torch or NumPy if the operands are
+        theirs, else refused.
+        """
+        self.sealed = True
+        self._forget()
+
+    def _forget(self) -> None:
+        for operations in self._operations.values():
+            for operation in operations.values():
+                operation.forget()
+
+    @property
+    def scratch(self) -> ScratchPool:
+        """The scratch memory of the device: its counters, the caller's buffers, release."""
+        return self.device.scratch
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls per op and variant, those of plans' steps included; ops that never ran are left out."""
@@ -229,6 +263,7 @@ class Library:
             if self._closed:
                 return
             self._closed = True
+            self._forget()
             self._functions.clear()
             self._folder.close()
             self.device.close()
@@ -252,13 +287,16 @@ class Library:
         """An op of one manifest: what that manifest's plans call."""
         return self._operations[target][name]
 
-    def function(self, target: str, kernel: Kernel) -> Any:
+    def function(self, target: str, kernel: Kernel, stream: Callable[[], int] | None = None) -> Any:
         """The entry of a kernel: its file is read once, verified and proved to match the manifest, then
         loaded.
 
+        Args:
+            stream: what tells the stream of the call that needs it, if one does.
+
         Raises:
             IntegrityError: the file is not the one the manifest describes.
-            UnavailableError: the library is sealed or closed.
+            UnavailableError: the library is sealed or closed, or the stream is being captured.
         """
         key = (target, kernel.op, kernel.variant)
         found = self._functions.get(key)
@@ -268,11 +306,13 @@ class Library:
             self.check_open()
             found = self._functions.get(key)
             if found is None:
-                if self._sealed:
+                if self.sealed:
                     raise UnavailableError(
                         f"{kernel.op}.{kernel.variant} is not loaded and the library is sealed; "
                         "prepare it before sealing."
                     )
+                if stream is not None:
+                    self.device.check_capture(kernel, stream())
                 data = self._verified(target, kernel)
                 found = self._functions[key] = self.device.load(kernel, data)
         return found

@@ -18,6 +18,7 @@ class Shelf:
     """The kernels of one op on one device."""
 
     disabled: frozenset[str] = frozenset()
+    sealed = False
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Shelf:
         """The op."""
         return self._operation
 
-    def function(self, target: str, kernel: Kernel) -> Any:
+    def function(self, target: str, kernel: Kernel, stream: Callable[[], int] | None = None) -> Any:
         """The kernel's function."""
         return self._load(kernel)
 
