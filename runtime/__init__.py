@@ -12,19 +12,25 @@ from kiln.runtime.errors import (
     DriverError,
     IntegrityError,
     KilnError,
+    ProviderError,
     SchemaError,
     SelectionError,
     TargetError,
     UnavailableError,
 )
 from kiln.runtime.load import Library, load
+from kiln.runtime.providers import Capabilities, Decline, ProviderStats
 
 __all__ = [
+    "Capabilities",
     "ContractError",
+    "Decline",
     "DriverError",
     "IntegrityError",
     "KilnError",
     "Library",
+    "ProviderError",
+    "ProviderStats",
     "SchemaError",
     "SelectionError",
     "TargetError",

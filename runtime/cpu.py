@@ -13,6 +13,7 @@ from kiln.runtime.arrays import CPU, aligned_bytes, is_torch, torch_empty
 from kiln.runtime.dtypes import DTYPES, numpy_dtype
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError, IntegrityError, KilnError, UnavailableError
+from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.targets import cpu_count, cpu_features, cpu_target, missing_features
 
@@ -32,6 +33,8 @@ class CpuDevice:
     """The CPU of this process."""
 
     ordinal = CPU
+    unified_memory = False
+    """It is the CPU: its kernels are no reference for anything else here."""
 
     def __init__(self, threads: int | None = None, features: Iterable[str] | None = None) -> None:
         """Args:
@@ -51,6 +54,10 @@ class CpuDevice:
     def label(self) -> str:
         """How messages call it."""
         return f"this CPU ({self.target})"
+
+    def capabilities(self) -> Capabilities:
+        """Its features and the processors this process may use."""
+        return Capabilities(True, 0, 0, cpu_count(), self.features)
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """This machine's CPU target, if it is there."""
@@ -96,6 +103,9 @@ class CpuDevice:
         for n in shape:
             count *= n
         return aligned_bytes(count).view(numpy_dtype(dtype)).reshape(shape)
+
+    def synchronize(self, stream: int) -> None:
+        """Nothing to wait for: calls return when the work is done."""
 
     def reserve(self, sizes: list[int], stream: int) -> "CpuTemporaries":
         """Temporary memory, freed when it is released."""

@@ -19,6 +19,7 @@ from kiln.runtime.driver import Driver
 from kiln.runtime.dtypes import DTYPES
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError, DriverError, TargetError, UnavailableError
+from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.targets import legal_targets
 
@@ -29,6 +30,9 @@ _FORMATS = {"ptr": "Q", "i32": "i4x", "i64": "q", "f32": "f4x", "f64": "d"}
 
 class CudaDevice:
     """One CUDA device through its primary context."""
+
+    unified_memory = False
+    """Not even where memory is shared: what cuMemAlloc returns is the device's own."""
 
     def __init__(self, ordinal: int = 0, driver: Any = None) -> None:
         """Retain the primary context of a device.
@@ -78,6 +82,11 @@ class CudaDevice:
     def label(self) -> str:
         """How messages call it."""
         return f"cuda:{self.ordinal} (compute capability {self.cc[0]}.{self.cc[1]})"
+
+    def capabilities(self) -> Capabilities:
+        """Its compute capability and multiprocessors."""
+        units = self._query(self.driver.module.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        return Capabilities(True, *self.cc, units)
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """The CUDA targets this device may run, best first."""
@@ -185,6 +194,11 @@ class CudaDevice:
         if is_torch(example):
             return torch_empty(example, shape, dtype)
         return DeviceArray(self, shape, dtype, stream)
+
+    def synchronize(self, stream: int) -> None:
+        """Wait for what was queued on a stream."""
+        with self.current():
+            self.driver.call("cuStreamSynchronize", stream)
 
     def reserve(self, sizes: list[int], stream: int) -> "CudaTemporaries":
         """Stream-ordered memory."""

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from kiln.runtime.arrays import CPU
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import TargetError, UnavailableError
+from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.targets import capability, missing_features, runs_on
 
@@ -24,9 +25,15 @@ class Device(Protocol):
     ordinal: int
     """CPU, or the CUDA ordinal."""
 
+    unified_memory: bool
+    """Whether the CPU may use this device's memory, whatever allocated it, by the same addresses."""
+
     @property
     def label(self) -> str:
         """How messages call it."""
+
+    def capabilities(self) -> Capabilities:
+        """What predicates of providers may ask."""
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """The targets of `available` that it may run, best first."""
@@ -50,6 +57,9 @@ class Device(Protocol):
     def allocate(self, example: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
         """An uninitialized output array, of the framework of `example` where it can be asked."""
 
+    def synchronize(self, stream: int) -> None:
+        """Wait for what was queued on a stream."""
+
     def reserve(self, sizes: list[int], stream: int) -> "Temporaries":
         """Temporary memory of these sizes (bytes), valid for work queued on the stream until it is
         released."""
@@ -70,6 +80,8 @@ class Temporaries(Protocol):
 class PretendDevice:
     """A device that cannot run anything: for `explain` on machines that lack the real one."""
 
+    unified_memory = False
+
     def __init__(
         self, target: str, cc: tuple[int, int] | None = None, features: Iterable[str] | None = None
     ) -> None:
@@ -89,6 +101,10 @@ class PretendDevice:
     def label(self) -> str:
         """How messages call it."""
         return f"a pretended {self.target}"
+
+    def capabilities(self) -> Capabilities:
+        """Its compute capability or its features; how many units it has is not known."""
+        return Capabilities(True, *(self._cc or (0, 0)), 0, self._features or frozenset())
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """The pretended target alone."""
@@ -120,6 +136,9 @@ class PretendDevice:
     def stream(self, stream: Any, example: Any) -> int:
         """No stream."""
         return 0
+
+    def synchronize(self, stream: int) -> None:
+        """Nothing is ever queued."""
 
     def allocate(self, example: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
         """Refuse."""

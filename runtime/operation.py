@@ -5,7 +5,7 @@ that by a key of
 shapes, strides, types and alignments, and only check what depends on addresses and values.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,9 +15,11 @@ from kiln.runtime.arrays import view
 from kiln.runtime.bind import Binder, Bound, Output
 from kiln.runtime.device import Device, Launcher
 from kiln.runtime.entities import Kernel, Plan, Signature
-from kiln.runtime.errors import ContractError, KilnError, UnavailableError
+from kiln.runtime.errors import ContractError, KilnError, ProviderError, UnavailableError
 from kiln.runtime.expr import names
 from kiln.runtime.plan import Args, Attrs, PlanLauncher, Views
+from kiln.runtime.provided import CountingLauncher, ProviderLauncher
+from kiln.runtime.providers import Provider, Providers
 from kiln.runtime.recipe import make_recipe, shape_args
 from kiln.runtime.select import (
     Candidate,
@@ -43,7 +45,9 @@ class Host(Protocol):
     """What an operation needs of its library."""
 
     device: Device
-    disabled: frozenset[str]
+    disabled: Mapping[str, str]
+    """Names that must not run -> who said so."""
+    providers: Providers
 
     def function(self, target: str, kernel: Kernel) -> Any:
         """The loaded entry of a kernel."""
@@ -95,7 +99,7 @@ class Operation:
     """An op or recipe of a library; call it with operands by position or by name."""
 
     def __init__(
-        self, name: str, sig: Signature, target: str, candidates: list[Candidate], host: Host
+        self, name: str, sig: Signature, target: str, candidates: list[Kernel | Plan], host: Host
     ) -> None:
         self.name = name
         self.sig = sig
@@ -303,6 +307,8 @@ class Operation:
     def _decide_anew(
         self, key: tuple[Any, ...], reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Asked
     ) -> Decision:
+        # Those that a change of providers or disabled names throws away while this one is made.
+        decisions = self._decisions
         bound = self._bind(reads, writes, args, attrs)
         outputs = tuple(bound.outputs.items())
         if bound.empty:
@@ -310,16 +316,30 @@ class Operation:
         else:
             candidate, launcher = self._choose(bound, reads, writes, args, Wanted(*wanted))
             if isinstance(candidate, Kernel):
-                function = self._host.function(self.target, candidate)
-                launcher = self._device.launcher(candidate, function, make_recipe(candidate, bound, self.sig))
-            pairs = Overlap.pairs(self.sig, bound, reads, writes, candidate, self._callee)
-            decision = Decision(candidate, launcher, outputs, pairs, self.counts[candidate.variant])
-        if len(self._decisions) >= MAX_DECISIONS:
-            self._decisions = {}
-        self._decisions[key] = decision
+                recipe = make_recipe(candidate, bound, self.sig)
+                launcher = self._device.launcher(candidate, self.function(candidate), recipe)
+            pairs = Overlap.pairs(self.sig, bound, reads, writes, candidate, self.callee)
+            providers = self._host.providers
+            if launcher is not None and providers.counting and Wanted(*wanted).below is None:
+                launcher = CountingLauncher(launcher, candidate.variant, providers.tally(self.name))
+            # A provider counts for itself: it may decline.
+            count = [0] if isinstance(candidate, Provider) else self.counts[candidate.variant]
+            decision = Decision(candidate, launcher, outputs, pairs, count)
+        if len(decisions) >= MAX_DECISIONS:
+            decisions.clear()
+        decisions[key] = decision
         return decision
 
-    def _callee(self, name: str) -> "Operation":
+    def function(self, kernel: Kernel) -> Any:
+        """The loaded entry of one of its kernels."""
+        return self._host.function(self.target, kernel)
+
+    def forget(self) -> None:
+        """Decide anew from the next call on: providers or disabled names have changed."""
+        self._decisions = {}
+
+    def callee(self, name: str) -> "Operation":
+        """The op that a step of a plan calls."""
         return self._host.operation(self.target, name)
 
     def _choose(
@@ -338,25 +358,34 @@ class Operation:
         """Every candidate with its verdict, in the order in which they are tried."""
         if wanted.mode not in ("exact", "fast"):
             raise ContractError(f"{self.name}: found mode={wanted.mode!r}, expected 'exact' or 'fast'.")
-        for c in in_mode(self.candidates, wanted.mode):
+        providers = self._host.providers
+        for c in in_mode(providers.merged(self.name, self.candidates), wanted):
             launchers: list[Launcher] = []
 
-            def check_plan(plan: Plan, launchers: list[Launcher] = launchers) -> str | None:
+            def check(other: Plan | Provider, launchers: list[Launcher] = launchers) -> str | None:
+                views = reads, writes
+                if isinstance(other, Provider):
+                    tally = providers.tally(self.name)
+                    launchers.append(ProviderLauncher(other, self, bound, views, wanted, tally))
+                    return None
                 try:
                     launchers.append(
-                        PlanLauncher(
-                            plan, self.sig, bound, (reads, writes), args, self._callee, self._device, wanted
-                        )
+                        PlanLauncher(other, self.sig, bound, views, args, self.callee, self._device, wanted)
                     )
-                except UnavailableError:
+                except (UnavailableError, ProviderError):
                     raise
                 except KilnError as e:
                     return str(e)
                 return None
 
-            why = why_passed(c, wanted, self._host.disabled, self._device)
-            why = why if why is not None else why_not_call(c, bound, check_plan)
+            why = why_passed(c, wanted, self._host.disabled, self._refusal)
+            why = why if why is not None else why_not_call(c, bound, check)
             yield verdict(c, why), c, launchers[0] if launchers else None
+
+    def _refusal(self, c: Candidate) -> str | None:
+        if isinstance(c, Provider):
+            return self._host.providers.refusal(c)
+        return self._device.refusal(c) if isinstance(c, Kernel) else None
 
 
 def _pointers(views: Views) -> list[int]:
