@@ -1,6 +1,7 @@
 """Running kernels on this CPU: shared objects from verified memory, rows split over threads where it pays."""
 
 import ctypes
+import errno
 import fcntl
 import itertools
 import os
@@ -213,7 +214,8 @@ def load_object(data: bytes, name: str) -> ctypes.CDLL:
     """A shared object from memory; nothing on disk can change between the check and the load.
 
     Raises:
-        UnavailableError: this system can neither make a memory file nor load from a temporary folder.
+        UnavailableError: this system can neither make a memory file nor load from a temporary folder, or limits
+            the size of both.
         IntegrityError: the dynamic linker refuses the bytes.
     """
     try:
@@ -221,8 +223,7 @@ def load_object(data: bytes, name: str) -> ctypes.CDLL:
     except (AttributeError, OSError):
         return _load_from_folder(data, name)
     try:
-        with open(fd, "wb", closefd=False) as f:
-            f.write(data)
+        _fill(fd, data, name)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return _dlopen(_unique_path(fd), name)
     finally:
@@ -236,6 +237,20 @@ def _memory_file(name: str) -> int:
     except OSError:
         # Kernels before 6.3 do not know the flag; later ones may be configured to need it.
         return os.memfd_create(name[:200], flags)
+
+
+def _fill(fd: int, data: bytes, name: str) -> None:
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError as e:
+        # A limit on file sizes holds for files in memory too.
+        limit = " (RLIMIT_FSIZE)" if e.errno == errno.EFBIG else ""
+        raise UnavailableError(
+            f"{name}: {e.strerror}{limit} while putting its {len(data)} bytes into a memory file; raise that "
+            "limit."
+        ) from None
 
 
 def _unique_path(fd: int) -> str:

@@ -1,8 +1,9 @@
 """What a caller adds to a library, or takes away from it: providers, disabled names, counters."""
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from kiln.runtime.arrays import CPU
 from kiln.runtime.device import Device
@@ -23,17 +24,7 @@ from kiln.runtime.providers import (
 from kiln.runtime.select import why_disabled
 
 
-class _Runs(Protocol):
-    """A library whose kernels run on the CPU."""
-
-    device: Device
-    ops: tuple[str, ...]
-
-    def op(self, name: str) -> Operation:
-        """One of its ops."""
-
-
-class Extensible:
+class Extensible(ABC):
     """The part of a library that callers extend."""
 
     device: Device
@@ -46,13 +37,18 @@ class Extensible:
         self._registered: dict[str, bool] = {}
         self._warned: set[str] = set()
 
+    @property
+    @abstractmethod
+    def ops(self) -> tuple[str, ...]:
+        """The name of every op."""
+
+    @abstractmethod
     def op(self, name: str) -> Operation:
         """One op by name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _everything(self) -> list[Operation]:
         """Every operation, those that plans call included."""
-        raise NotImplementedError
 
     def _forget(self) -> None:
         self._registered = {}
@@ -101,7 +97,7 @@ class Extensible:
         taken = [c.variant for c in operation.candidates]
         self.providers.register(Provider(op, name, priority, fn, supports, mode, kind, stream), taken)
 
-    def register_reference_tier(self, host: _Runs) -> int:
+    def register_reference_tier(self, host: "Extensible") -> int:
         """Let the CPU's kernels serve as the last candidate of every op, where the CPU may use this device's
         memory.
 
@@ -130,8 +126,6 @@ class Extensible:
             )
             count += 1
         return count
-
-    ops: tuple[str, ...]
 
     def _on_host(self, name: str, operation: Operation) -> Callable[..., Any]:
         def run(stream: int, **operands: Any) -> None:

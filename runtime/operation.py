@@ -34,7 +34,7 @@ from kiln.runtime.select import (
     why_passed,
 )
 
-Asked = tuple[str, str | None, str | None, str | None]
+Asked = tuple[str, str | None, str | None, str | None] | Wanted
 """The fields of a Wanted, not yet made one: most calls only look a decision up."""
 
 MAX_DECISIONS = 4096
@@ -45,9 +45,11 @@ class Host(Protocol):
     """What an operation needs of its library."""
 
     device: Device
-    disabled: Mapping[str, str]
-    """Names that must not run -> who said so."""
     providers: Providers
+
+    @property
+    def disabled(self) -> Mapping[str, str]:
+        """Names that must not run -> who said so."""
 
     def function(self, target: str, kernel: Kernel) -> Any:
         """The loaded entry of a kernel."""

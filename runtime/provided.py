@@ -2,7 +2,7 @@
 it declines."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kiln.runtime.arrays import CPU, View, contiguous
@@ -59,7 +59,7 @@ class ProviderLauncher:
         self._fixed = {a.name: v for a, v in zip(op.sig.attrs, self._attrs, strict=True)}
         self._count = op.counts.setdefault(provider.variant, [0])
 
-    def run(self, pointers: list[int], args: Args, stream: int) -> None:
+    def run(self, pointers: Sequence[int], args: Args, stream: int) -> None:
         """Call the provider; if it declines, run the next candidate below it.
 
         Raises:
@@ -127,13 +127,13 @@ class CountingLauncher:
         self._name = name
         self._tally = tally
 
-    def run(self, pointers: list[int], args: tuple[int | float, ...], stream: int) -> None:
+    def run(self, pointers: list[int], args: Args, stream: int) -> None:
         """Count, then run."""
         self._tally.add(self._name, selections=1)
         self._inner.run(pointers, args, stream)
 
 
-def _placed(views: Views, pointers: list[int]) -> Views:
+def _placed(views: Views, pointers: Sequence[int]) -> Views:
     return [None if v is None else v._replace(ptr=p) for v, p in zip(views, pointers, strict=True)]
 
 

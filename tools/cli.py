@@ -57,6 +57,12 @@ COMMANDS: tuple[Command, ...] = (
         "check the integrity of a tree and prove its launches",
         "kiln verify aot_artifacts",
     ),
+    Command(
+        "sign",
+        "sign",
+        "sign a tree with an Ed25519 key",
+        "kiln sign aot_artifacts --key private.pem",
+    ),
     Command("list", "list_", "list ops and recipes", "kiln list --op '*norm*' --json"),
     Command("targets", "targets", "list targets", "kiln targets --json"),
     Command("matrix", "matrix", "derive the kernel-family matrix", "kiln matrix --md > MATRIX.md"),

@@ -240,7 +240,7 @@ def test_9_the_reference_tier(tmp_path: Path, ops_so: bytes) -> None:
     manifests = {"cpu-x86_64": cpu_manifest(ops_so), "sm_90": bare_cuda(ops_so)}
     root = write_tree(tmp_path / "t", manifests, {"ops.so": ops_so})
     x, out = X.copy(), np.zeros_like(X)
-    call = {"x": view(x)._replace(device=0), "out": view(out)._replace(device=0)}
+    call: dict[str, Any] = {"x": view(x)._replace(device=0), "out": view(out)._replace(device=0)}
     with kiln.load(root) as host, kiln.load(root, Discrete("sm_90")) as discrete:
         assert discrete.register_reference_tier(host) == 0
         with pytest.raises(SelectionError, match="no kernel or plan"):
@@ -327,7 +327,7 @@ def test_a_forced_provider_that_declines_is_an_error(lib: kiln.Library) -> None:
 
 
 def test_operands_scalars_and_absent_ones(lib: kiln.Library) -> None:
-    seen = {}
+    seen: dict[str, Any] = {}
 
     def accumulate(x: Any, sum: Any, bias: Any) -> None:
         seen.update(x=x, sum=sum, bias=bias)
@@ -530,7 +530,7 @@ def test_eight_threads_call_while_providers_are_registered(lib: kiln.Library) ->
 
 def test_a_decision_made_during_a_change_is_not_kept(lib: kiln.Library) -> None:
     log = Log()
-    registered = []
+    registered: list[bool] = []
 
     def meanwhile(c: Capabilities) -> bool:
         # The change comes after this call has looked at the list of providers.
