@@ -214,8 +214,8 @@ def load_object(data: bytes, name: str) -> ctypes.CDLL:
     """A shared object from memory; nothing on disk can change between the check and the load.
 
     Raises:
-        UnavailableError: this system can neither make a memory file nor load from a temporary folder, or limits
-            the size of both.
+        UnavailableError: this system can neither make a memory file nor load from a temporary folder, or
+            limits the size of both.
         IntegrityError: the dynamic linker refuses the bytes.
     """
     try:

@@ -110,7 +110,7 @@ class Operation:
         self.counts: dict[str, list[int]] = {c.variant: [0] for c in self.candidates}
         self.__doc__ = sig.doc
         self._host = host
-        self._device = host.device
+        self.device = host.device
         self._arguments = Arguments(name, sig)
         self._binder = Binder(name, sig, host.device.ordinal)
         self._size = len(sig.tensors)
@@ -121,7 +121,7 @@ class Operation:
 
     def __repr__(self) -> str:
         operands = ", ".join(o.name for o in self.sig.operands)
-        return f"<{self.name}({operands}) on {self._device.label}>"
+        return f"<{self.name}({operands}) on {self.device.label}>"
 
     def _shaping_scalars(self) -> list[int]:
         trees: list[Any] = [p for p, _ in self.sig.constraints] + [
@@ -212,7 +212,19 @@ class Operation:
         bound = self._bind(reads, writes, given.scalars, given.attrs)
         wanted = Wanted(mode, tier, variant, isa)
         found = [v for v, _, _ in self._judge(bound, reads, writes, given.scalars, wanted)]
-        return Explanation(self.name, self._device.label, tuple(found))
+        return Explanation(self.name, self.device.label, tuple(found))
+
+    def shapes(self, *operands: Any, **named: Any) -> dict[str, Output]:
+        """Shape and element type of each output that a call would allocate; operands may be views of no
+        memory. Loads and launches nothing.
+
+        Raises:
+            ContractError: the call breaks the op's contract.
+        """
+        given = self._arguments.sort(operands, named, None)
+        reads, writes = self._views(given)
+        bound = self._bind(reads, writes, given.scalars, given.attrs)
+        return {self.sig.tensors[i].name: o for i, o in bound.outputs.items()}
 
     def check(self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted) -> None:
         """Refuse a call that no candidate may run; nothing is loaded."""
@@ -252,9 +264,9 @@ class Operation:
         for example in given.reads:
             if example is not None:
                 break
-        handle = self._device.stream(stream, example)
+        handle = self.device.stream(stream, example)
         for i, o in decision.outputs:
-            array = given.writes[i] = self._device.allocate(example, o.shape, o.dtype, handle)
+            array = given.writes[i] = self.device.allocate(example, o.shape, o.dtype, handle)
             pointers[self._size + i] = view(array).ptr
         if decision.overlaps:
             check_overlaps(self.name, decision.overlaps, pointers)
@@ -319,7 +331,7 @@ class Operation:
             candidate, launcher = self._choose(bound, reads, writes, args, Wanted(*wanted))
             if isinstance(candidate, Kernel):
                 recipe = make_recipe(candidate, bound, self.sig)
-                launcher = self._device.launcher(candidate, self.function(candidate), recipe)
+                launcher = self.device.launcher(candidate, self.function(candidate), recipe)
             pairs = Overlap.pairs(self.sig, bound, reads, writes, candidate, self.callee)
             providers = self._host.providers
             if launcher is not None and providers.counting and Wanted(*wanted).below is None:
@@ -352,7 +364,7 @@ class Operation:
             if v.why is None:
                 return candidate, launcher
             found.append(v)
-        raise nothing_runs(self.name, self._device.label, found)
+        raise nothing_runs(self.name, self.device.label, found)
 
     def _judge(
         self, bound: Bound, reads: Views, writes: Views, args: Args, wanted: Wanted
@@ -372,7 +384,7 @@ class Operation:
                     return None
                 try:
                     launchers.append(
-                        PlanLauncher(other, self.sig, bound, views, args, self.callee, self._device, wanted)
+                        PlanLauncher(other, self.sig, bound, views, args, self.callee, self.device, wanted)
                     )
                 except (UnavailableError, ProviderError):
                     raise
@@ -387,7 +399,7 @@ class Operation:
     def _refusal(self, c: Candidate) -> str | None:
         if isinstance(c, Provider):
             return self._host.providers.refusal(c)
-        return self._device.refusal(c) if isinstance(c, Kernel) else None
+        return self.device.refusal(c) if isinstance(c, Kernel) else None
 
 
 def _pointers(views: Views) -> list[int]:

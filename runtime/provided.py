@@ -3,6 +3,7 @@ it declines."""
 
 import inspect
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 from kiln.runtime.arrays import CPU, View, contiguous
@@ -159,8 +160,8 @@ def _numpy(v: View) -> Any:
 
 
 def _torch(v: View) -> Any:
-    import torch
-
+    # Not a dependency: only a provider that asks for tensors needs it.
+    torch = import_module("torch")
     name = next(n for n, kiln in NUMPY_NAMES.items() if kiln == v.dtype)
     if v.device == CPU:
         # PyTorch has no arrays that are read-only; a provider writes outputs alone.

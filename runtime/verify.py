@@ -107,7 +107,7 @@ def _signature_faults(folder: Folder, data: bytes, key: bytes | None) -> Iterato
         if key is not None:
             check_signature(data, signature, key, f"{folder.path}/{INDEX}")
         elif len(signature) != SIGNATURE_BYTES:
-            yield Fault(SIGNATURE, f"Found {len(signature)} bytes, expected {SIGNATURE_BYTES}; sign the tree.")
+            yield Fault(SIGNATURE, f"Found {len(signature)} bytes, expected {SIGNATURE_BYTES}; sign it.")
     except IntegrityError as e:
         yield Fault(SIGNATURE, str(e))
 

@@ -1,10 +1,10 @@
 """Sign a tree: INDEX.json.sig gets the 64-byte Ed25519 signature of the exact bytes of INDEX.json.
 
-The tree is verified first. The same key and tree always give the same signature. The public key is printed in
-one word (ed25519:…), to be kept where the tree's users can trust it: kiln verify --key and load(..., key=) take
-it, or the public key in PEM. `openssl genpkey -algorithm ed25519 -out private.pem` makes a key, `openssl pkey
--in private.pem -pubout -out public.pem` writes its public half. Needs kernel-kiln[sign]. Exit code 1 if the
-tree is damaged: nothing is signed then."""
+The tree is verified first. The same key and tree always give the same signature. The public key is printed
+in one word (ed25519:…), to be kept where the tree's users can trust it: kiln verify --key and load(..., key=)
+take it, or the public key in PEM. `openssl genpkey -algorithm ed25519 -out private.pem` makes a key, `openssl
+pkey -in private.pem -pubout -out public.pem` writes its public half. Needs kernel-kiln[sign]. Exit code 1 if
+the tree is damaged: nothing is signed then."""
 
 from __future__ import annotations
 

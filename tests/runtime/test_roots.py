@@ -1,4 +1,4 @@
-"""Several roots: the order in which they are searched, what is shadowed, and that each is pinned on its own."""
+"""Several roots: the order in which they are searched, what is shadowed, and each one's own pin."""
 
 import hashlib
 import os
