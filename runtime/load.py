@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln.runtime.arguments import nearest
 from kiln.runtime.cpu import CpuDevice
@@ -19,6 +19,9 @@ from kiln.runtime.providers import Providers
 from kiln.runtime.roots import OpenRoot, Root, RootInfo, open_roots
 from kiln.runtime.select import Explanation
 from kiln.runtime.signature import PublicKey
+
+if TYPE_CHECKING:
+    from kiln.runtime.selftest import SelftestReport
 
 
 def load(
@@ -188,6 +191,23 @@ class Library(Extensible):
         """From now on nothing is read or loaded: a call that would need it is refused. Prepare first."""
         self._sealed = True
 
+    def selftest(
+        self, ops: Iterable[str] | None = None, *, against: "Library | None" = None
+    ) -> "SelftestReport":
+        """Run every kernel and plan that this device may run on small seeded calls, and compare the ways to
+        run each op with each other. Takes seconds, needs no compiler; do it before sealing.
+
+        Args:
+            ops: which; every op by default.
+            against: the same ops loaded for the CPU, whose answers exact ops must give as well.
+
+        Returns:
+            A report: `report.ok`, and text with what was wrong.
+        """
+        from kiln.runtime import selftest
+
+        return selftest.run(self, ops, against)
+
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls per op and variant, those of plans' steps included; ops that never ran are left out."""
         found: dict[str, dict[str, int]] = {}
@@ -228,6 +248,10 @@ class Library(Extensible):
         """
         if self._closed:
             raise UnavailableError("this library was closed; load the tree again.")
+
+    def operation(self, target: str, name: str) -> Operation:
+        """An op of one target, of the first root that has it."""
+        return next(h.operations[target][name] for h in self._hosts if name in h.operations.get(target, ()))
 
     def function(self, root: int, target: str, kernel: Kernel) -> Any:
         """The entry of a kernel: its file is read once, verified and proved to match the manifest, then

@@ -74,6 +74,12 @@ COMMANDS: tuple[Command, ...] = (
         "kiln explain rms_norm --target sm_90a M=16 N=5120 T=bf16",
     ),
     Command("test", "conformance", "run the conformance tests on this machine", "kiln test --op rms_norm"),
+    Command(
+        "selftest",
+        "selftest",
+        "compare the ways to run each op on this machine, in seconds",
+        "kiln selftest --device cuda",
+    ),
     Command("bench", "bench", "time an op against its limit and its peers", "kiln bench rms_norm"),
     Command("diff", "diff", "compare two trees", "kiln diff old/aot_artifacts aot_artifacts"),
 )

@@ -158,7 +158,7 @@ def test_a_signature_is_written_whole_or_not_at_all(
 ) -> None:
     kiln("sign", out, "--key", key)
     good = (out / SIG).read_bytes()
-    monkeypatch.setattr(tree_module.os, "fsync", _full)
+    monkeypatch.setattr(os, "fsync", _full)
     code, _, err = kiln("sign", out, "--key", key)
     assert (code, "nothing was signed" in err) == (2, True)
     assert (names(out), (out / SIG).read_bytes()) == ({"INDEX.json", SIG, TARGET}, good)
