@@ -179,16 +179,17 @@ def _environments(
     constants = sorted({*mentioned, *(n for p in predicates for n in constants_of(p))})
     counts = [o for o in sig.scalars if o.dtype in ("i32", "i64")]
     bound = {o.name.upper() for o in counts} & set(dims)
-    free = [d for d in dims if d not in bound]
-    pools = [_extents(d, facts, shape, sig, constants) for d in free]
-    pools += [
+    # The width is what predicates ask for most: it varies first.
+    free = sorted((d for d in dims if d not in bound), key=lambda d: d == sig.width)
+    pools = [
         [pin] if (pin := facts.sizes.get(("arg", o.name))) is not None else [_plain(o), 1, 8, *constants]
         for o in counts
     ]
+    pools += [_extents(d, facts, shape, sig, constants) for d in free]
     for values in itertools.product(*(list(dict.fromkeys(p)) for p in pools)):
         env = Env()
-        env.dims = dict(zip(free, values, strict=False))
-        args = {o.name: v for o, v in zip(counts, values[len(free) :], strict=True)}
+        env.dims = dict(zip(free, values[len(counts) :], strict=True))
+        args = {o.name: v for o, v in zip(counts, values, strict=False)}
         env.args = {o.name: args.get(o.name, _plain(o)) for o in sig.scalars}
         env.dims.update({n.upper(): v for n, v in args.items() if n.upper() in bound})
         env.attrs = facts.attrs

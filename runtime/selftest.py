@@ -86,7 +86,8 @@ class SelftestReport:
         lines += [f"{reasons.count(why)} not run: {why}" for why in dict.fromkeys(reasons)]
         if self.alone:
             lines.append(f"{len(self.alone)} compared with nothing: {', '.join(self.alone[:SHOWN])}")
-        verdict = "passed" if self.ok else f"{len(faults)} faults" if faults else "nothing ran"
+        count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+        verdict = "passed" if self.ok else count if faults else "nothing ran"
         lines.append(f"{verdict}: {ran} of {len(self.results)} on {self.device} ({self.seconds:.1f} s)")
         return "\n".join(lines)
 
@@ -200,6 +201,7 @@ class _Trial:
     def _answer(self, case: Case, result: SelftestResult, provided: bool) -> list[Any] | None:
         """What a candidate answers; None if it may not, or failed."""
         found = []
+        kept, beyond = _kept(case), False
         for poison in POISONS:
             before = case.block(poison)
             try:
@@ -212,10 +214,11 @@ class _Trial:
                 result.faults.append(str(e))
                 return None
             found.append(_outputs(case, after))
-            if not np.array_equal(after[_kept(case)], before[_kept(case)]):
-                result.faults.append("it wrote memory that is not its to write")
-                return None
+            beyond = beyond or not np.array_equal(after[kept], before[kept])
         result.calls += 1
+        if beyond:
+            result.faults.append("it wrote memory that is not its to write")
+            return None
         if any(_different(a, b) for a, b in zip(*found, strict=True)):
             result.faults.append("its outputs are not all written, or not the same each time")
             return None
