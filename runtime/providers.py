@@ -203,9 +203,10 @@ class Providers:
     @property
     def capabilities(self) -> Capabilities:
         """What the device says of itself; asked once, when it is first needed."""
-        if self._capabilities is None:
-            self._capabilities = self._probe()
-        return self._capabilities
+        with self._lock:
+            if self._capabilities is None:
+                self._capabilities = self._probe()
+            return self._capabilities
 
     @capabilities.setter
     def capabilities(self, record: Capabilities) -> None:
