@@ -7,7 +7,9 @@
 No compiler, no download, no cache, no environment variable but KILN_DISABLE.
 """
 
+from kiln.runtime.bound import BoundCall
 from kiln.runtime.errors import (
+    ContextLostError,
     ContractError,
     DriverError,
     IntegrityError,
@@ -20,9 +22,12 @@ from kiln.runtime.errors import (
 )
 from kiln.runtime.load import Library, load
 from kiln.runtime.providers import Capabilities, Decline, ProviderStats
+from kiln.runtime.scratch import ScratchPolicy
 
 __all__ = [
+    "BoundCall",
     "Capabilities",
+    "ContextLostError",
     "ContractError",
     "Decline",
     "DriverError",
@@ -32,6 +37,7 @@ __all__ = [
     "ProviderError",
     "ProviderStats",
     "SchemaError",
+    "ScratchPolicy",
     "SelectionError",
     "TargetError",
     "UnavailableError",

@@ -1,6 +1,6 @@
 """Which operands may share memory, and the check of the others at each call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from kiln.runtime.bind import Bound, Geometry
@@ -83,7 +83,7 @@ def _same_rows(w: Tensor, o: Tensor) -> bool:
     return o.role == "in" and w.layout == o.layout == "rows" and w.shape == o.shape
 
 
-def check_overlaps(op: str, pairs: tuple[Overlap, ...], pointers: list[int]) -> None:
+def check_overlaps(op: str, pairs: tuple[Overlap, ...], pointers: Sequence[int]) -> None:
     """Refuse a call whose written operands share memory with others.
 
     Raises:

@@ -51,3 +51,7 @@ class DriverError(KilnError):
         super().__init__(message)
         self.code = code
         self.name = name
+
+
+class ContextLostError(DriverError):
+    """The CUDA context was reset, destroyed or broken by a kernel: every later call in it fails too."""

@@ -53,7 +53,7 @@ class Extensible(ABC):
     def _forget(self) -> None:
         self._registered = {}
         for operation in self._everything():
-            operation.forget()
+            operation.undecide()
 
     def register_provider(
         self,

@@ -3,20 +3,22 @@ first used."""
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kiln.runtime.arguments import nearest
+from kiln.runtime.bound import BoundCall
 from kiln.runtime.cpu import CpuDevice
 from kiln.runtime.device import Device, PretendDevice
 from kiln.runtime.entities import Kernel, Manifest, Plan
 from kiln.runtime.errors import ContractError, IntegrityError, UnavailableError
 from kiln.runtime.extend import Extensible
 from kiln.runtime.files import Folder
-from kiln.runtime.operation import Operation, Resolved
+from kiln.runtime.operation import Operation
 from kiln.runtime.providers import Providers
 from kiln.runtime.roots import OpenRoot, Root, RootInfo, open_roots
+from kiln.runtime.scratch import ScratchPolicy, ScratchPool
 from kiln.runtime.select import Explanation
 from kiln.runtime.signature import PublicKey
 
@@ -32,6 +34,7 @@ def load(
     minimum_generation: int | Sequence[int] = 0,
     key: PublicKey | Sequence[PublicKey | None] | None = None,
     threads: int | None = None,
+    scratch: ScratchPolicy | None = None,
 ) -> "Library":
     """Open a tree of artifacts for a device, or several that are searched in order.
 
@@ -46,13 +49,14 @@ def load(
         key: the Ed25519 public key whose owner must have signed the tree: 32 bytes, "ed25519:<hex>" or the
             path of a file in PEM; one for every root, or one each (None for an unsigned root).
         threads: most CPU threads a call may use.
+        scratch: how scratch memory is handed out, where `device` is a name.
 
     Raises:
         UnavailableError: no such tree, no such device, or no package for signatures.
         IntegrityError: INDEX.json, its signature or a manifest is not what it should be.
         TargetError: no root holds anything for the device.
     """
-    place = _device(device, threads)
+    place = _device(device, threads, scratch)
     roots = open_roots(root, place, expect, minimum_generation, key)
     try:
         return Library(roots, place)
@@ -62,16 +66,16 @@ def load(
         raise
 
 
-def _device(device: str | Device, threads: int | None) -> Device:
+def _device(device: str | Device, threads: int | None, scratch: ScratchPolicy | None) -> Device:
     if not isinstance(device, str):
         return device
     kind, _, ordinal = device.partition(":")
     if device == "cpu":
-        return CpuDevice(threads)
+        return CpuDevice(threads, scratch=scratch)
     if kind == "cuda" and ((ordinal.isascii() and ordinal.isdigit()) or device == "cuda"):
         from kiln.runtime.cuda import CudaDevice
 
-        return CudaDevice(int(ordinal or 0))
+        return CudaDevice(int(ordinal or 0), scratch=scratch)
     if device.startswith(("sm_", "cpu-")):
         return PretendDevice(device)
     raise ContractError(
@@ -93,7 +97,7 @@ class Library(Extensible):
         self._roots = tuple(roots)
         self._lock = threading.RLock()
         self._closed = False
-        self._sealed = False
+        self.sealed = False
         self._functions: dict[tuple[int, str, str, str], Any] = {}
         self._hosts = [_Host(self, i, r) for i, r in enumerate(self._roots)]
         self._ops: dict[str, Operation] = {}
@@ -157,15 +161,28 @@ class Library(Extensible):
         notes = tuple(f"shadowed: {name} of {r.path}" for r in self.roots if name in r.shadowed)
         return replace(found, notes=notes) if notes else found
 
-    def resolve(self, name: str, *operands: Any, **named: Any) -> Resolved:
-        """A call ready to launch. See Operation.resolve."""
-        return self.op(name).resolve(*operands, **named)
+    def bind(self, name: str, *operands: Any, **named: Any) -> BoundCall:
+        """A call ready to launch again and again. See Operation.bind."""
+        return self.op(name).bind(*operands, **named)
 
-    def prepare(self, names: Iterable[str] | None = None) -> int:
+    def reserve(self, name: str, *operands: Any, **named: Any) -> int:
+        """Load what a call would run and reserve its scratch. See Operation.reserve."""
+        return self.op(name).reserve(*operands, **named)
+
+    def prepare(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        calls: Iterable[tuple[str, Mapping[str, Any]]] = (),
+        stream: Any = None,
+    ) -> int:
         """Verify and load every kernel that this device may run of these ops and of what their plans call.
 
         Args:
             names: ops; every op by default.
+            calls: (op, its arguments by name) of calls whose scratch is reserved too; operands that are not
+                there yet may be `kiln.runtime.arrays.described(shape, dtype, device)`.
+            stream: the stream on which those calls will be made.
 
         Returns:
             The number of kernels that are loaded.
@@ -185,11 +202,27 @@ class Library(Extensible):
                 elif self.device.refusal(c) is None:
                     operation.function(c)
                     count += 1
+        for op, named in calls:
+            self.reserve(op, stream=stream, **named)
         return count
 
     def seal(self) -> None:
-        """From now on nothing is read or loaded: a call that would need it is refused. Prepare first."""
-        self._sealed = True
+        """From now on nothing is read, loaded, locked or allocated, and the driver is asked nothing but to
+        launch: a call that would need more is refused by name, so that every other one may be captured in a
+        graph. Prepare first. Outputs that are not given are allocated by torch or NumPy if the operands are
+        theirs, else refused.
+        """
+        self.sealed = True
+        self._forget_short_ways()
+
+    def _forget_short_ways(self) -> None:
+        for operation in self._everything():
+            operation.forget()
+
+    @property
+    def scratch(self) -> ScratchPool:
+        """The scratch memory of the device: its counters, the caller's buffers, release."""
+        return self.device.scratch
 
     def selftest(
         self, ops: Iterable[str] | None = None, *, against: "Library | None" = None
@@ -229,6 +262,7 @@ class Library(Extensible):
             if self._closed:
                 return
             self._closed = True
+            self._forget_short_ways()
             self._functions.clear()
             for opened in self._roots:
                 opened.folder.close()
@@ -253,13 +287,18 @@ class Library(Extensible):
         """An op of one target, of the first root that has it."""
         return next(h.operations[target][name] for h in self._hosts if name in h.operations.get(target, ()))
 
-    def function(self, root: int, target: str, kernel: Kernel) -> Any:
+    def function(
+        self, root: int, target: str, kernel: Kernel, stream: Callable[[], int] | None = None
+    ) -> Any:
         """The entry of a kernel: its file is read once, verified and proved to match the manifest, then
         loaded.
 
+        Args:
+            stream: what tells the stream of the call that needs it, if one does.
+
         Raises:
             IntegrityError: the file is not the one the manifest describes.
-            UnavailableError: the library is sealed or closed.
+            UnavailableError: the library is sealed or closed, or the stream is being captured.
         """
         key = (root, target, kernel.op, kernel.variant)
         found = self._functions.get(key)
@@ -269,11 +308,13 @@ class Library(Extensible):
             self.check_open()
             found = self._functions.get(key)
             if found is None:
-                if self._sealed:
+                if self.sealed:
                     raise UnavailableError(
                         f"{kernel.op}.{kernel.variant} is not loaded and the library is sealed; "
                         "prepare it before sealing."
                     )
+                if stream is not None:
+                    self.device.check_capture(kernel, stream())
                 data = _verified(self._roots[root].folder, target, kernel)
                 found = self._functions[key] = self.device.load(kernel, data)
         return found
@@ -316,9 +357,14 @@ class _Host:
         """An op of one manifest: what that manifest's plans call."""
         return self.operations[target][name]
 
-    def function(self, target: str, kernel: Kernel) -> Any:
-        """The loaded entry of a kernel."""
-        return self._library.function(self._number, target, kernel)
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing may be loaded or allocated any more."""
+        return self._library.sealed
+
+    def function(self, target: str, kernel: Kernel, stream: Callable[[], int] | None = None) -> Any:
+        """The loaded entry of a kernel; `stream` tells whose call needs it, if one does."""
+        return self._library.function(self._number, target, kernel, stream)
 
 
 def _verified(root: Folder, target: str, kernel: Kernel) -> bytes:

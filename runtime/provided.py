@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from kiln.runtime.arrays import CPU, View, contiguous
 from kiln.runtime.bind import Bound
-from kiln.runtime.device import Launcher
+from kiln.runtime.device import Args, Launcher, PlainLauncher
 from kiln.runtime.dtypes import DTYPES, NUMPY_NAMES, numpy_dtype
 from kiln.runtime.entities import Signature
 from kiln.runtime.errors import ContractError, ProviderError, SelectionError, UnavailableError
-from kiln.runtime.plan import Args, Attrs, Views
+from kiln.runtime.plan import Attrs, Views
 from kiln.runtime.providers import Arrays, Decline, Provider, Tally
 from kiln.runtime.select import Wanted
 
@@ -24,13 +24,13 @@ class Op(Protocol):
     sig: Signature
     counts: dict[str, list[int]]
 
-    def launch(
+    def fall_back(
         self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted, stream: int
     ) -> None:
-        """Run a call whose outputs are all given."""
+        """Run a call that a provider declined; its outputs are all given."""
 
 
-class ProviderLauncher:
+class ProviderLauncher(PlainLauncher):
     """A provider for one call's shape."""
 
     def __init__(
@@ -60,7 +60,7 @@ class ProviderLauncher:
         self._fixed = {a.name: v for a, v in zip(op.sig.attrs, self._attrs, strict=True)}
         self._count = op.counts.setdefault(provider.variant, [0])
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int) -> None:
+    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
         """Call the provider; if it declines, run the next candidate below it.
 
         Raises:
@@ -109,8 +109,9 @@ class ProviderLauncher:
 
     def _below(self, why: str, reads: Views, writes: Views, args: Args, stream: int) -> None:
         p = self._provider
+        below = self._wanted._replace(below=p.variant)
         try:
-            self._op.launch(reads, writes, args, self._attrs, self._wanted._replace(below=p.variant), stream)
+            self._op.fall_back(reads, writes, args, self._attrs, below, stream)
         except SelectionError as e:
             self._tally.add(declines=1, misses=1)
             raise SelectionError(
@@ -120,18 +121,19 @@ class ProviderLauncher:
         self._tally.add(declines=1, fallbacks=1)
 
 
-class CountingLauncher:
+class CountingLauncher(PlainLauncher):
     """A launcher whose runs are counted."""
 
     def __init__(self, inner: Launcher, name: str, tally: Tally) -> None:
-        self._inner = inner
+        self.inner = inner
+        self.scratch_bytes = inner.scratch_bytes
         self._name = name
         self._tally = tally
 
-    def run(self, pointers: list[int], args: Args, stream: int) -> None:
+    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
         """Count, then run."""
         self._tally.add(self._name, selections=1)
-        self._inner.run(pointers, args, stream)
+        self.inner.run(pointers, args, stream, scratch)
 
 
 def _placed(views: Views, pointers: Sequence[int]) -> Views:

@@ -192,14 +192,14 @@ def measure(
     sets = [first, *(operands(bench, sig, case) for _ in range(bench.copies(size) - 1))]
     chosen = {"tier": "composite"} if mode == "composite" else {"mode": mode}
     calls = [
-        library.resolve(case.op, stream=bench.stream, out=_outputs(sig, s), **_inputs(sig, s), **chosen)
+        library.bind(case.op, stream=bench.stream, out=_outputs(sig, s), **_inputs(sig, s), **chosen)
         for s in sets
     ]
     bench.settle()
-    calls[0].launch()
+    calls[0]()
     bench.check_written([first[t.name] for t in sig.tensors if t.role != "in" and first[t.name] is not None])
     kernel = calls[0].candidate
-    median, spread = bench.time([c.launch for c in calls])
+    median, spread = bench.time(calls)
     others = {}
     for peer in libraries:
         factory = peer.ops.get(case.op)

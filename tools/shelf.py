@@ -21,6 +21,7 @@ class Shelf:
 
     disabled: Mapping[str, str] = MappingProxyType({})
     providers = Providers(Capabilities, lambda: None)
+    sealed = False
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Shelf:
         """The op."""
         return self._operation
 
-    def function(self, target: str, kernel: Kernel) -> Any:
+    def function(self, target: str, kernel: Kernel, stream: Callable[[], int] | None = None) -> Any:
         """The kernel's function."""
         return self._load(kernel)
 

@@ -29,7 +29,7 @@ def test_numpy(numpy_type: Any, name: str) -> None:
     v = view(x)
     assert v == View(x.ctypes.data, (3, 3), (4, 1), name, CPU, False, x)
     assert view(x) is not v
-    made = CpuDevice(1).allocate(x, (2, 5), name, 0)
+    made = CpuDevice(1).maker(x, (2, 5), name)(x, 0)
     assert (made.shape, made.dtype) == ((2, 5), np.dtype(numpy_type))
     assert made.ctypes.data % 64 == 0
 

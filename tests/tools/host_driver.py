@@ -50,6 +50,10 @@ class HostDriver(FakeDriver):
         del self._held[address]
         return self._result("cuMemFreeAsync", (address, stream))
 
+    def cuMemsetD8Async(self, address: int, value: int, count: int, stream: int) -> Any:
+        ctypes.memset(address, value, count)
+        return super().cuMemsetD8Async(address, value, count, stream)
+
     def cuMemcpyHtoD(self, to: int, source: int, size: int) -> Any:
         ctypes.memmove(to, source, size)
         return self._result("cuMemcpyHtoD", (to, source, size))
