@@ -26,7 +26,7 @@ Arrays = Literal["numpy", "torch", "view"]
 """What a provider gets its operands as."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Capabilities:
     """What a device says of itself.
 
@@ -53,7 +53,7 @@ class Decline(KilnError):
 Supports = Callable[[Capabilities], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Provider:
     """A way to run an op that is the caller's own.
 
@@ -85,7 +85,7 @@ class Provider:
         return -self.priority, self.variant.encode()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProviderStats:
     """What happened to the calls of one op.
 

@@ -4,7 +4,6 @@ An op is served by the first root that holds it for the device; the same op of a
 reported. A plan's steps stay in the root of the plan: a pack runs what it was tested with.
 """
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -134,6 +133,8 @@ def _open(
         data = folder.read("INDEX.json", MAX_INDEX_BYTES)
         index = _read_index(folder, data, expect, minimum_generation, key)
         manifests = {t: _read_manifest(folder, t, index) for t in device.targets(index.targets)}
+        import hashlib
+
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         signed_by = None if key is None else fingerprint(key)
         return index, OpenRoot(folder, digest, index.generation, signed_by, manifests)

@@ -118,7 +118,7 @@ def test_dlpack_versions() -> None:
 
 
 def test_calls_on_arrays_of_other_frameworks(tree: Path) -> None:
-    """What JAX and CuPy offer, in a call: inputs, outputs, in/out operands, memory that must not be written."""
+    """What JAX and CuPy offer, in a call: inputs, outputs, in/out operands, memory that is read-only."""
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     total, out = np.ones_like(x), np.zeros_like(x)
     with kiln.load(tree) as lib:

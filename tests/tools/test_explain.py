@@ -141,6 +141,7 @@ def test_providers_that_cannot_be_registered(kiln: Run, variants: Path, name: st
     code, out, err = kiln(*words)
     assert (code, out) == (2, "")
     assert told in err
+    assert ("fails with" in err) == name.endswith("broken")
 
 
 def test_several_trees(kiln: Run, kiln_json: RunJson, variants: Path, tmp_path: Path) -> None:
