@@ -84,6 +84,11 @@ class BoundCall:
         return None if self.candidate is None else self.candidate.variant
 
     @property
+    def call(self) -> Call:
+        """The launch on the stream it was bound to, without any check."""
+        return self._calls[self._stream]
+
+    @property
     def pointers(self) -> tuple[int, ...]:
         """Addresses read, then written, per tensor operand."""
         return tuple(self._pointers)

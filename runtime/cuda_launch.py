@@ -167,7 +167,11 @@ class CudaLauncher:
 
 
 class CudaCall:
-    """A launch that is ready to go again and again. One thread at a time may change it."""
+    """A launch that is ready to go again and again. One thread at a time may change it.
+
+    Attributes:
+        function, record: what the driver is given.
+    """
 
     def __init__(
         self,
@@ -178,19 +182,19 @@ class CudaCall:
         pointers: Sequence[int],
         args: Args,
     ) -> None:
-        self._launcher, self._device, self._function = launcher, device, function
-        self._record, self._args = record, args
+        self.function, self.record = function, record
+        self._launcher, self._args = launcher, args
         self.run: Callable[[], Any] = partial(device.launch, record.config, function, record.address, 0)
         """Launch; a tuple with the driver's status."""
         self.update(pointers, 0)
 
     def update(self, pointers: Sequence[int], scratch: int) -> None:
         """Use other addresses from the next launch on."""
-        self._launcher.pack(self._record, pointers, self._args, scratch)
+        self._launcher.pack(self.record, pointers, self._args, scratch)
 
     def failed(self, status: Any) -> None:
         """Try again where another context was current; else raise what the status means."""
-        self._launcher.relaunch(self._record, status)
+        self._launcher.relaunch(self.record, status)
 
 
 _pack_address = struct.Struct("=Q").pack_into

@@ -74,6 +74,8 @@ class DeviceArray:
 
     def __init__(self, device: "CudaDevice", shape: tuple[int, ...], dtype: str, stream: int) -> None:
         self.shape, self.dtype = shape, dtype
+        self.strides = contiguous(shape)
+        """Row-major, in elements."""
         self._device, self._stream = device, stream
         count = DTYPES[dtype]
         for n in shape:
@@ -83,11 +85,6 @@ class DeviceArray:
     def __kiln_view__(self) -> View:
         """The view that this runtime's own calls take."""
         return View(self.pointer, self.shape, self.strides, self.dtype, self._device.ordinal, False, self)
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Row-major, in elements."""
-        return contiguous(self.shape)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

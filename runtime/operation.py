@@ -174,7 +174,9 @@ class Operation(ShortWay):
         """
         return BoundCall(self, *self._ready(operands, named, out, stream))
 
-    def reserve(self, *operands: Any, stream: Any = None, threads: int = 1, **named: Any) -> int:
+    def reserve(
+        self, *operands: Any, out: Any = None, stream: Any = None, threads: int = 1, **named: Any
+    ) -> int:
         """Load what a call would run, and make sure that it finds its scratch on the stream.
 
         Args:
@@ -190,7 +192,7 @@ class Operation(ShortWay):
             UnavailableError: the stream is being captured, or the caller's buffer is too small.
         """
         named, wanted = _parted(named)
-        given = self._arguments.sort(operands, named, None)
+        given = self._arguments.sort(operands, named, out)
         reads, writes = self._views(given)
         handle = self.device.stream(stream, _example(given))
         decision = self._decide(reads, writes, given.scalars, given.attrs, wanted, None)

@@ -39,7 +39,12 @@ NUMBERS = {"scale": 0.02, "global_scale_inv": 100.0, "cap": 30.0, "factor": 1.5}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of `kiln bench`."""
-    parser.add_argument("op", metavar="OP", nargs="+", help="ops or globs, such as 'rms_norm*'")
+    parser.add_argument("op", metavar="OP", nargs="*", help="ops or globs, such as 'rms_norm*'")
+    parser.add_argument(
+        "--launch",
+        action="store_true",
+        help="time what a launch costs the host instead, beside a bare driver call and the peers at hand",
+    )
     parser.add_argument(
         "--vs", action="append", metavar="PEER", help="only these peers (default: all that are installed)"
     )
@@ -68,6 +73,12 @@ class Case:
 
 def run(args: argparse.Namespace) -> int:
     """Time every case and print a table."""
+    if args.launch:
+        from kiln.tools.bench_launch import run as time_launches
+
+        return time_launches(args)
+    if not args.op:
+        raise UsageError("name an op or a glob, such as 'rms_norm*'; or give --launch")
     root = args.tree or default_tree()
     with load(root, args.device, threads=1 if args.device == "cpu" else None) as library:
         names = [n for n in library.ops if any(fnmatch.fnmatchcase(n, g) for g in args.op)]
