@@ -542,3 +542,38 @@ def test_a_decision_made_during_a_change_is_not_kept(lib: kiln.Library) -> None:
     lib.register_provider("negate", "early", log.negates("early"), supports=meanwhile)
     assert winner(lib, log) == "early"
     assert winner(lib, log) == "late"
+
+
+def test_repeated_calls_and_bound_ones(lib: kiln.Library) -> None:
+    """A provider serves calls that take the short way; a bound call keeps the one it was bound to."""
+    log = Log()
+    lib.register_provider("negate", "mine", log.negates("mine"))
+    for _ in range(4):
+        assert np.array_equal(lib.negate(X), -X)
+    bound = lib.op("negate").bind(X)
+    assert bound.variant == "mine"
+    assert np.array_equal(bound(), -X)
+    assert log == ["mine"] * 5
+    lib.disable("mine")
+    for _ in range(4):
+        assert np.array_equal(lib.negate(X), -X)
+    assert np.array_equal(bound(), -X)
+    assert log == ["mine"] * 6
+    lib.register_provider("negate", "picky", log.declines("picky"))
+    bound = lib.op("negate").bind(X)
+    for _ in range(3):
+        bound.outputs[:] = 0
+        assert np.array_equal(bound(), -X)
+    assert lib.provider_stats("negate").fallbacks == 3
+
+
+def test_counted_plans_still_check_their_steps(lib: kiln.Library) -> None:
+    lib.count_calls()
+    for _ in range(3):
+        assert np.array_equal(lib.scale_negate(X, X), -3 * X)
+    assert lib.provider_stats("scale_negate") == kiln.ProviderStats("composite", selections=3)
+    assert lib.provider_stats("negate").selections == 3
+    wide = np.zeros((5, 4), np.float32)
+    for _ in range(2):
+        with pytest.raises(ContractError, match="overlaps"):
+            lib.scale_negate(wide[:4], wide[:4].copy(), out=wide[1:])
