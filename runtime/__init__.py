@@ -14,22 +14,28 @@ from kiln.runtime.errors import (
     DriverError,
     IntegrityError,
     KilnError,
+    ProviderError,
     SchemaError,
     SelectionError,
     TargetError,
     UnavailableError,
 )
 from kiln.runtime.load import Library, load
+from kiln.runtime.providers import Capabilities, Decline, ProviderStats
 from kiln.runtime.scratch import ScratchPolicy
 
 __all__ = [
     "BoundCall",
+    "Capabilities",
     "ContextLostError",
     "ContractError",
+    "Decline",
     "DriverError",
     "IntegrityError",
     "KilnError",
     "Library",
+    "ProviderError",
+    "ProviderStats",
     "SchemaError",
     "ScratchPolicy",
     "SelectionError",

@@ -7,6 +7,7 @@ from kiln.runtime.bind import Bound, Geometry
 from kiln.runtime.entities import Kernel, Signature, Tensor
 from kiln.runtime.errors import ContractError
 from kiln.runtime.plan import Callee, Views, aliasing_is_safe
+from kiln.runtime.providers import Provider
 from kiln.runtime.select import Candidate
 
 
@@ -73,6 +74,8 @@ def _may_be_one(
         return False
     if isinstance(candidate, Kernel):
         return candidate.tier in ("generated", "fused")
+    if isinstance(candidate, Provider):
+        return True
     return aliasing_is_safe(candidate, sig, callee, w.name, o.name)
 
 

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kiln.runtime.arrays import View
 from kiln.runtime.entities import Attr, Scalar, Signature
 from kiln.runtime.errors import ContractError
 
@@ -105,7 +106,7 @@ class Arguments:
         return self._slots.get(name) or self._unknown(name)
 
     def _outputs(self, writes: list[Any], out: Any) -> None:
-        many = isinstance(out, tuple | list)
+        many = isinstance(out, tuple | list) and not isinstance(out, View)
         if not many and "out" in self._slots and len(self._returns) > 1:
             writes[self._slots["out"][1]] = out
             return

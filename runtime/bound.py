@@ -8,7 +8,7 @@ from kiln.runtime.arrays import View, view
 from kiln.runtime.decision import Decision
 from kiln.runtime.device import Call
 from kiln.runtime.errors import ContractError
-from kiln.runtime.select import Candidate
+from kiln.runtime.select import Candidate, Wanted
 
 if TYPE_CHECKING:
     from kiln.runtime.operation import Operation
@@ -35,7 +35,7 @@ class BoundCall:
         decision: Decision,
         pointers: Sequence[int],
         stream: int,
-        wanted: tuple[str, str | None, str | None, str | None],
+        wanted: tuple[str, str | None, str | None, str | None] | Wanted,
     ) -> None:
         """Made by Operation.bind.
 

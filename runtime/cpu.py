@@ -1,6 +1,7 @@
 """Running kernels on this CPU: shared objects from verified memory, rows split over threads where it pays."""
 
 import ctypes
+import errno
 import fcntl
 import itertools
 import os
@@ -14,6 +15,7 @@ from kiln.runtime.device import Args, PlainLauncher
 from kiln.runtime.dtypes import DTYPES, numpy_dtype
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError, IntegrityError, KilnError, UnavailableError
+from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.scratch import HostMemory, ScratchPolicy, ScratchPool, laid_out
 from kiln.runtime.targets import cpu_count, cpu_features, cpu_target, missing_features
@@ -34,6 +36,8 @@ class CpuDevice:
     """The CPU of this process."""
 
     ordinal = CPU
+    unified_memory = False
+    """It is the CPU: its kernels are no reference for anything else here."""
 
     def __init__(
         self,
@@ -61,6 +65,10 @@ class CpuDevice:
     def label(self) -> str:
         """How messages call it."""
         return f"this CPU ({self.target})"
+
+    def capabilities(self) -> Capabilities:
+        """Its features and the processors this process may use."""
+        return Capabilities(True, 0, 0, cpu_count(), self.features)
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """This machine's CPU target, if it is there."""
@@ -110,6 +118,9 @@ class CpuDevice:
         for n in shape:
             count *= n
         return lambda _, stream: aligned_bytes(count).view(kind).reshape(shape)
+
+    def synchronize(self, stream: int) -> None:
+        """Nothing to wait for: calls return when the work is done."""
 
     def allocates(self, example: Any) -> bool:
         """Outputs are made by NumPy or torch."""
@@ -211,7 +222,8 @@ def load_object(data: bytes, name: str) -> ctypes.CDLL:
     """A shared object from memory; nothing on disk can change between the check and the load.
 
     Raises:
-        UnavailableError: this system can neither make a memory file nor load from a temporary folder.
+        UnavailableError: this system can neither make a memory file nor load from a temporary folder, or
+            limits the size of both.
         IntegrityError: the dynamic linker refuses the bytes.
     """
     try:
@@ -219,8 +231,7 @@ def load_object(data: bytes, name: str) -> ctypes.CDLL:
     except (AttributeError, OSError):
         return _load_from_folder(data, name)
     try:
-        with open(fd, "wb", closefd=False) as f:
-            f.write(data)
+        _fill(fd, data, name)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return _dlopen(_unique_path(fd), name)
     finally:
@@ -234,6 +245,20 @@ def _memory_file(name: str) -> int:
     except OSError:
         # Kernels before 6.3 do not know the flag; later ones may be configured to need it.
         return os.memfd_create(name[:200], flags)
+
+
+def _fill(fd: int, data: bytes, name: str) -> None:
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError as e:
+        # A limit on file sizes holds for files in memory too.
+        limit = " (RLIMIT_FSIZE)" if e.errno == errno.EFBIG else ""
+        raise UnavailableError(
+            f"{name}: {e.strerror}{limit} while putting its {len(data)} bytes into a memory file; raise that "
+            "limit."
+        ) from None
 
 
 def _unique_path(fd: int) -> str:

@@ -26,6 +26,7 @@ from kiln.runtime.errors import (
     TargetError,
     UnavailableError,
 )
+from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.scratch import ScratchPolicy, ScratchPool
 from kiln.runtime.targets import legal_targets
@@ -53,6 +54,9 @@ class CudaDevice:
         scratch: the memory that calls take for the time they run.
         launch: the driver's cuLaunchKernelEx, unchecked.
     """
+
+    unified_memory = False
+    """Not even where memory is shared: what cuMemAlloc returns is the device's own."""
 
     def __init__(
         self,
@@ -121,6 +125,11 @@ class CudaDevice:
     def label(self) -> str:
         """How messages call it."""
         return f"cuda:{self.ordinal} (compute capability {self.cc[0]}.{self.cc[1]})"
+
+    def capabilities(self) -> Capabilities:
+        """Its compute capability and multiprocessors."""
+        units = self._query(self.driver.module.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        return Capabilities(True, *self.cc, units)
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """The CUDA targets this device may run, best first."""
@@ -262,6 +271,11 @@ class CudaDevice:
         if self._current_stream is None:
             self._current_stream = _torch_stream(self.ordinal)
         return self._current_stream
+
+    def synchronize(self, stream: int) -> None:
+        """Wait for what was queued on a stream."""
+        with self.current():
+            self.driver.call("cuStreamSynchronize", stream)
 
     def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
         """See Device: a DeviceArray where the example is not torch's."""

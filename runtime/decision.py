@@ -7,6 +7,7 @@ from kiln.runtime.alias import Overlap, check_overlaps
 from kiln.runtime.bind import Output
 from kiln.runtime.device import Launcher
 from kiln.runtime.plan import PlanLauncher
+from kiln.runtime.provided import CountingLauncher
 from kiln.runtime.select import Candidate
 
 
@@ -38,7 +39,12 @@ class Decision:
     @property
     def checks(self) -> bool:
         """Whether addresses must be compared at all."""
-        return bool(self.overlaps) or isinstance(self.launcher, PlanLauncher)
+        return bool(self.overlaps) or self._plan is not None
+
+    @property
+    def _plan(self) -> PlanLauncher | None:
+        inner = self.launcher.inner if isinstance(self.launcher, CountingLauncher) else self.launcher
+        return inner if isinstance(inner, PlanLauncher) else None
 
     def check(self, pointers: Sequence[int]) -> None:
         """Refuse a call whose written operands share memory with others, in itself or in a step of its plan.
@@ -47,5 +53,5 @@ class Decision:
             ContractError: naming the two operands.
         """
         check_overlaps(self.op, self.overlaps, pointers)
-        if isinstance(self.launcher, PlanLauncher):
-            self.launcher.check(pointers)
+        if self._plan is not None:
+            self._plan.check(pointers)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from kiln.runtime.arrays import CPU
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import TargetError, UnavailableError
+from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.scratch import HostMemory, ScratchPolicy, ScratchPool
 from kiln.runtime.targets import capability, missing_features, runs_on
@@ -111,9 +112,15 @@ class Device(Protocol):
     scratch: ScratchPool
     """Memory that calls take for the time they run."""
 
+    unified_memory: bool
+    """Whether the CPU may use this device's memory, whatever allocated it, by the same addresses."""
+
     @property
     def label(self) -> str:
         """How messages call it."""
+
+    def capabilities(self) -> Capabilities:
+        """What predicates of providers may ask."""
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """The targets of `available` that it may run, best first."""
@@ -137,6 +144,9 @@ class Device(Protocol):
     def default_stream(self, example: Any) -> Callable[[], int] | None:
         """What tells the stream of calls that name none; None where that is always 0."""
 
+    def synchronize(self, stream: int) -> None:
+        """Wait for what was queued on a stream."""
+
     def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
         """What makes uninitialized output arrays, given an array like `example`: torch tensors where that is
         one; else given a stream handle too, what the device has."""
@@ -156,6 +166,8 @@ class Device(Protocol):
 
 class PretendDevice(PlainLauncher):
     """A device that cannot run anything: for `explain` on machines that lack the real one."""
+
+    unified_memory = False
 
     def __init__(
         self, target: str, cc: tuple[int, int] | None = None, features: Iterable[str] | None = None
@@ -178,6 +190,10 @@ class PretendDevice(PlainLauncher):
     def label(self) -> str:
         """How messages call it."""
         return f"a pretended {self.target}"
+
+    def capabilities(self) -> Capabilities:
+        """Its compute capability or its features; how many units it has is not known."""
+        return Capabilities(True, *(self._cc or (0, 0)), 0, self._features or frozenset())
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """The pretended target alone."""
@@ -209,6 +225,9 @@ class PretendDevice(PlainLauncher):
     def stream(self, stream: Any, example: Any) -> int:
         """No stream."""
         return 0
+
+    def synchronize(self, stream: int) -> None:
+        """Nothing is ever queued."""
 
     def default_stream(self, example: Any) -> Callable[[], int] | None:
         """No stream."""

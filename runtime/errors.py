@@ -30,6 +30,10 @@ class SelectionError(KilnError):
     """No candidate may run this call; the message lists each with its reason."""
 
 
+class ProviderError(KilnError):
+    """A provider of the caller's failed in another way than by declining; the message names it."""
+
+
 class UnavailableError(KilnError):
     """Something that is needed is not there: a tree, a driver, a package; or the library was closed or
     forked."""

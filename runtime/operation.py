@@ -5,7 +5,7 @@ that by a key of
 shapes, strides, types and alignments, and only check what depends on addresses and values.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from kiln.runtime.alias import Overlap
@@ -17,9 +17,11 @@ from kiln.runtime.consistency import RESERVED_NAMES
 from kiln.runtime.decision import Decision
 from kiln.runtime.device import Args, Device, Launcher
 from kiln.runtime.entities import Kernel, Plan, Signature
-from kiln.runtime.errors import ContractError, KilnError, UnavailableError
+from kiln.runtime.errors import ContractError, KilnError, ProviderError, UnavailableError
 from kiln.runtime.expr import names
 from kiln.runtime.plan import Attrs, Place, PlanLauncher, Views
+from kiln.runtime.provided import CountingLauncher, ProviderLauncher
+from kiln.runtime.providers import Provider, Providers
 from kiln.runtime.recipe import make_recipe, shape_args
 from kiln.runtime.scratch import Block
 from kiln.runtime.select import (
@@ -36,7 +38,7 @@ from kiln.runtime.select import (
 )
 from kiln.runtime.shortcut import UNKNOWN, Miss, ShortWay, Values
 
-Asked = tuple[str, str | None, str | None, str | None]
+Asked = tuple[str, str | None, str | None, str | None] | Wanted
 """The fields of a Wanted, not yet made one: most calls only look a decision up."""
 
 MAX_DECISIONS = 4096
@@ -47,9 +49,15 @@ class Host(Protocol):
     """What an operation needs of its library."""
 
     device: Device
-    disabled: frozenset[str]
-    sealed: bool
-    """Whether nothing may be loaded or allocated any more."""
+    providers: Providers
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing may be loaded or allocated any more."""
+
+    @property
+    def disabled(self) -> Mapping[str, str]:
+        """Names that must not run -> who said so."""
 
     def function(self, target: str, kernel: Kernel, stream: Callable[[], int] | None = None) -> Any:
         """The loaded entry of a kernel; `stream` tells whose call needs it, if one does."""
@@ -65,7 +73,7 @@ class Operation(ShortWay):
     """An op or recipe of a library; call it with operands by position or by name."""
 
     def __init__(
-        self, name: str, sig: Signature, target: str, candidates: list[Candidate], host: Host
+        self, name: str, sig: Signature, target: str, candidates: list[Kernel | Plan], host: Host
     ) -> None:
         super().__init__()
         self.name = name
@@ -110,7 +118,7 @@ class Operation(ShortWay):
     def _shaping_of_steps(self, plan: Plan) -> Iterator[Any]:
         """The expressions of the scalars on which the choice of a step's kernel depends."""
         for step in plan.steps:
-            callee = self._callee(step.op)
+            callee = self.callee(step.op)
             for i in callee.key_scalars:
                 name = callee.sig.scalars[i].name
                 if name in step.args:
@@ -210,6 +218,18 @@ class Operation(ShortWay):
         found = [v for v, _, _ in self._judge(bound, reads, writes, given.scalars, wanted)]
         return Explanation(self.name, self.device.label, tuple(found))
 
+    def shapes(self, *operands: Any, **named: Any) -> dict[str, Output]:
+        """Shape and element type of each output that a call would allocate; operands may be views of no
+        memory. Loads and launches nothing.
+
+        Raises:
+            ContractError: the call breaks the op's contract.
+        """
+        given = self._arguments.sort(operands, named, None)
+        reads, writes = self._views(given)
+        bound = self._bind(reads, writes, given.scalars, given.attrs)
+        return {self.sig.tensors[i].name: o for i, o in bound.outputs.items()}
+
     def check(self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted) -> None:
         """Refuse a call that no candidate may run; nothing is loaded."""
         bound = self._bind(reads, writes, args, attrs)
@@ -221,6 +241,16 @@ class Operation(ShortWay):
     ) -> Decision:
         """What a call whose outputs are all given does, for a plan's step."""
         return self._decide(reads, writes, args, attrs, wanted, place)
+
+    def fall_back(
+        self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted, stream: int
+    ) -> None:
+        """Run a call that a provider declined; its outputs are all given."""
+        decision = self._decide(reads, writes, args, attrs, wanted, lambda: stream)
+        pointers = _pointers(reads) + _pointers(writes)
+        if decision.checks:
+            decision.check(pointers)
+        self._launch(decision, pointers, args, stream)
 
     def decided(self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Asked) -> Decision:
         """What a call does whose arrays were replaced."""
@@ -303,10 +333,14 @@ class Operation(ShortWay):
                 )
         key += [args[i] for i in self.key_scalars]
         whole = tuple(key)
-        found = self._decisions.get(whole)
+        # Those that a change of providers or disabled names throws away while a new one is made.
+        decisions = self._decisions
+        found = decisions.get(whole)
         if found is None:
             found = self._decide_anew(reads, writes, args, attrs, wanted, place)
-            self._remember(whole, found)
+            if len(decisions) >= MAX_DECISIONS:
+                decisions.clear()
+            decisions[whole] = found
         return found
 
     def _decide_anew(
@@ -322,15 +356,24 @@ class Operation(ShortWay):
             launcher = self.device.launcher(candidate, function, make_recipe(candidate, bound, self.sig))
         elif isinstance(launcher, PlanLauncher):
             launcher.link(args, place)
-        pairs = Overlap.pairs(self.sig, bound, reads, writes, candidate, self._callee)
-        return Decision(self.name, candidate, launcher, outputs, pairs, self.counts[candidate.variant])
+        pairs = Overlap.pairs(self.sig, bound, reads, writes, candidate, self.callee)
+        if launcher is not None and self._host.providers.counting and Wanted(*wanted).below is None:
+            launcher = CountingLauncher(launcher, candidate.variant, self._host.providers.tally(self.name))
+        # A provider counts for itself: it may decline.
+        count = [0] if isinstance(candidate, Provider) else self.counts[candidate.variant]
+        return Decision(self.name, candidate, launcher, outputs, pairs, count)
 
-    def _remember(self, key: tuple[Any, ...], decision: Decision) -> None:
-        if len(self._decisions) >= MAX_DECISIONS:
-            self._decisions = {}
-        self._decisions[key] = decision
+    def function(self, kernel: Kernel) -> Any:
+        """The loaded entry of one of its kernels."""
+        return self._host.function(self.target, kernel)
 
-    def _callee(self, name: str) -> "Operation":
+    def undecide(self) -> None:
+        """Decide anew from the next call on: providers or disabled names have changed."""
+        self._decisions = {}
+        self.forget()
+
+    def callee(self, name: str) -> "Operation":
+        """The op that a step of a plan calls."""
         return self._host.operation(self.target, name)
 
     def _choose(
@@ -349,25 +392,34 @@ class Operation(ShortWay):
         """Every candidate with its verdict, in the order in which they are tried."""
         if wanted.mode not in ("exact", "fast"):
             raise ContractError(f"{self.name}: found mode={wanted.mode!r}, expected 'exact' or 'fast'.")
-        for c in in_mode(self.candidates, wanted.mode):
+        providers = self._host.providers
+        for c in in_mode(providers.merged(self.name, self.candidates), wanted):
             launchers: list[Launcher] = []
 
-            def check_plan(plan: Plan, launchers: list[Launcher] = launchers) -> str | None:
+            def check(other: Plan | Provider, launchers: list[Launcher] = launchers) -> str | None:
+                views = reads, writes
+                if isinstance(other, Provider):
+                    tally = providers.tally(self.name)
+                    launchers.append(ProviderLauncher(other, self, bound, views, wanted, tally))
+                    return None
                 try:
                     launchers.append(
-                        PlanLauncher(
-                            plan, self.sig, bound, (reads, writes), args, self._callee, self.device, wanted
-                        )
+                        PlanLauncher(other, self.sig, bound, views, args, self.callee, self.device, wanted)
                     )
-                except UnavailableError:
+                except (UnavailableError, ProviderError):
                     raise
                 except KilnError as e:
                     return str(e)
                 return None
 
-            why = why_passed(c, wanted, self._host.disabled, self.device)
-            why = why if why is not None else why_not_call(c, bound, check_plan)
+            why = why_passed(c, wanted, self._host.disabled, self._refusal)
+            why = why if why is not None else why_not_call(c, bound, check)
             yield verdict(c, why), c, launchers[0] if launchers else None
+
+    def _refusal(self, c: Candidate) -> str | None:
+        if isinstance(c, Provider):
+            return self._host.providers.refusal(c)
+        return self.device.refusal(c) if isinstance(c, Kernel) else None
 
 
 def _parted(named: dict[str, Any]) -> tuple[dict[str, Any], Asked]:

@@ -118,9 +118,9 @@ class ShortWay:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Let every call be checked once more: the library was sealed or closed."""
-        for form in self._forms.values():
-            form.entries.clear()
+        """Let every call be checked once more: the library was sealed or closed, or its providers changed."""
+        # Not cleared in place: a call that is under way keeps what it finds in the old ones.
+        self._forms = {}
 
     def __call__(self, *operands: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         """Run the op.

@@ -4,6 +4,7 @@ ones."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kiln.compiler.signatures import signature_json
@@ -12,12 +13,14 @@ from kiln.runtime.device import Device
 from kiln.runtime.entities import Kernel, Manifest
 from kiln.runtime.manifest import canonical_json, parse_manifest
 from kiln.runtime.operation import Operation
+from kiln.runtime.providers import Capabilities, Providers
 
 
 class Shelf:
     """The kernels of one op on one device."""
 
-    disabled: frozenset[str] = frozenset()
+    disabled: Mapping[str, str] = MappingProxyType({})
+    providers = Providers(Capabilities, lambda: None)
     sealed = False
 
     def __init__(

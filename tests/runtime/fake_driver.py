@@ -40,6 +40,7 @@ class FakeDriver:
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76,
         CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=97,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=16,
     )
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUlaunchAttributeID = SimpleNamespace(
@@ -95,7 +96,7 @@ class FakeDriver:
         return self._result("cuDeviceGet", (ordinal,), ordinal)
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> Any:
-        value = {75: self.cc[0], 76: self.cc[1], 97: 232448}[attribute]
+        value = {75: self.cc[0], 76: self.cc[1], 97: 232448, 16: 132}[attribute]
         return self._result("cuDeviceGetAttribute", (attribute, device), value)
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> Any:
