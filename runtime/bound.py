@@ -8,7 +8,7 @@ from kiln.runtime.arrays import View, view
 from kiln.runtime.decision import Decision
 from kiln.runtime.device import Call
 from kiln.runtime.errors import ContractError
-from kiln.runtime.select import Candidate, Wanted
+from kiln.runtime.select import Asked, Candidate
 
 if TYPE_CHECKING:
     from kiln.runtime.operation import Operation
@@ -35,7 +35,7 @@ class BoundCall:
         decision: Decision,
         pointers: Sequence[int],
         stream: int,
-        wanted: tuple[str, str | None, str | None, str | None] | Wanted,
+        wanted: Asked,
     ) -> None:
         """Made by Operation.bind.
 
@@ -102,7 +102,8 @@ class BoundCall:
 
         Raises:
             ContractError: no such operand, one that was absent, another layout, memory that is read-only or
-                overlaps, or an alignment that the bound kernel does not take. Nothing is changed.
+                overlaps, or arrays that something else would run now: by their alignment, or by providers and
+                disabled names that have changed. Nothing is changed.
         """
         reads, writes = list(self._given.reads), list(self._given.writes)
         views = self._views.copy()
@@ -147,10 +148,10 @@ class BoundCall:
             views[:count], views[count:], self._given.scalars, self._given.attrs, self._wanted
         )
         if decision is not self._decision:
-            # Another alignment: what the bound launch promises must still hold.
+            # Another alignment, or other providers: what the bound launch promises must still hold.
             if decision.candidate is not self._decision.candidate:
                 raise ContractError(
-                    f"{decision.op}: arrays of this alignment run {decision.label}, bound is "
+                    f"{decision.op}: arrays of this alignment run {decision.label} now, bound is "
                     f"{self._decision.label}; bind again."
                 )
         self._decision.check(pointers)

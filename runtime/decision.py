@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from kiln.runtime.alias import Overlap, check_overlaps
 from kiln.runtime.bind import Output
-from kiln.runtime.device import Launcher
+from kiln.runtime.device import Args, Launcher
 from kiln.runtime.plan import PlanLauncher
-from kiln.runtime.provided import CountingLauncher
+from kiln.runtime.provided import CountingLauncher, ProviderLauncher
 from kiln.runtime.select import Candidate
 
 
@@ -43,8 +43,13 @@ class Decision:
 
     @property
     def _plan(self) -> PlanLauncher | None:
-        inner = self.launcher.inner if isinstance(self.launcher, CountingLauncher) else self.launcher
+        inner = _counted(self.launcher)
         return inner if isinstance(inner, PlanLauncher) else None
+
+    def blocks(self, args: Args) -> list[int]:
+        """Sizes of the blocks of scratch that a call may hold at once: one, and more where a step's provider
+        declines."""
+        return _blocks(self.launcher, args)
 
     def check(self, pointers: Sequence[int]) -> None:
         """Refuse a call whose written operands share memory with others, in itself or in a step of its plan.
@@ -55,3 +60,26 @@ class Decision:
         check_overlaps(self.op, self.overlaps, pointers)
         if self._plan is not None:
             self._plan.check(pointers)
+
+
+def _counted(launcher: Launcher | None) -> Launcher | None:
+    """A launcher without its counter."""
+    return launcher.inner if isinstance(launcher, CountingLauncher) else launcher
+
+
+def _blocks(launcher: Launcher | None, args: Args) -> list[int]:
+    if launcher is None:
+        return []
+    return [*([launcher.scratch_bytes] if launcher.scratch_bytes else []), *_more_blocks(launcher, args)]
+
+
+def _more_blocks(launcher: Launcher, args: Args) -> list[int]:
+    """Those of what runs after a decline: it takes a block for itself."""
+    inner = _counted(launcher)
+    if isinstance(inner, ProviderLauncher):
+        return _blocks(inner.below(args), args)
+    steps = inner.runs(args) if isinstance(inner, PlanLauncher) else []
+    found = [_more_blocks(step, values) for step, values in steps]
+    # Steps run one after another: as many as the one with most, each as large as the largest of any.
+    largest = max((size for sizes in found for size in sizes), default=0)
+    return [largest] * max(map(len, found), default=0)

@@ -171,7 +171,7 @@ class Extensible(ABC):
 
     def disable(self, name: str) -> None:
         """Never select what is called so from now on: a provider, an op, a variant, op.variant, a tier or an
-        ISA tier; as KILN_DISABLE does. A call that is captured in a CUDA graph or resolved keeps what it
+        ISA tier; as KILN_DISABLE does. A call that is bound, or captured in a CUDA graph, keeps what it
         has."""
         if not name or "," in name:
             raise ContractError(f"found the name {name!r}, expected one name without commas.")

@@ -245,7 +245,8 @@ class Library(Extensible):
         """Calls per op and variant, those of plans' steps included; ops that never ran are left out."""
         found: dict[str, dict[str, int]] = {}
         for operation in self._everything():
-            for variant, count in operation.counts.items():
+            # A copy: a call that first meets a provider adds to it.
+            for variant, count in list(operation.counts.items()):
                 if count[0]:
                     of_op = found.setdefault(operation.name, {})
                     of_op[variant] = of_op.get(variant, 0) + count[0]

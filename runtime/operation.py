@@ -25,6 +25,7 @@ from kiln.runtime.providers import Provider, Providers
 from kiln.runtime.recipe import make_recipe, shape_args
 from kiln.runtime.scratch import Block
 from kiln.runtime.select import (
+    Asked,
     Candidate,
     Explanation,
     Verdict,
@@ -37,9 +38,6 @@ from kiln.runtime.select import (
     why_passed,
 )
 from kiln.runtime.shortcut import UNKNOWN, Miss, ShortWay, Values
-
-Asked = tuple[str, str | None, str | None, str | None] | Wanted
-"""The fields of a Wanted, not yet made one: most calls only look a decision up."""
 
 MAX_DECISIONS = 4096
 """Decisions an op remembers; a workload with more shapes than this starts over."""
@@ -185,7 +183,7 @@ class Operation(ShortWay):
             threads: how many will make such calls on this stream at once.
 
         Returns:
-            Bytes of scratch of the call.
+            Bytes of scratch of the call, whether or not its providers decline it.
 
         Raises:
             ContractError, SelectionError: as a call.
@@ -196,8 +194,9 @@ class Operation(ShortWay):
         reads, writes = self._views(given)
         handle = self.device.stream(stream, _example(given))
         decision = self._decide(reads, writes, given.scalars, given.attrs, wanted, None)
-        size = 0 if decision.launcher is None else decision.launcher.scratch_bytes
-        self.device.scratch.reserve(size, handle, decision.label, threads)
+        sizes = decision.blocks(given.scalars)
+        size = max(sizes, default=0)
+        self.device.scratch.reserve(size, handle, decision.label, threads * len(sizes))
         return size
 
     def explain(
@@ -369,6 +368,11 @@ class Operation(ShortWay):
 
     def undecide(self) -> None:
         """Decide anew from the next call on: providers or disabled names have changed."""
+        # What plans call comes first: a plan that is decided meanwhile must not keep an old step.
+        for c in self.candidates:
+            if isinstance(c, Plan):
+                for step in c.steps:
+                    self.callee(step.op).undecide()
         self._decisions = {}
         self.forget()
 
@@ -425,9 +429,9 @@ class Operation(ShortWay):
 def _parted(named: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
     """A call's operands by name, and what it asks for beyond them."""
     if RESERVED_NAMES.isdisjoint(named):
-        return named, ("exact", None, None, None)
+        return named, ("exact", None, None, None, None)
     rest = {n: v for n, v in named.items() if n not in RESERVED_NAMES}
-    asked = (named.get("mode", "exact"), named.get("tier"), named.get("variant"), named.get("isa"))
+    asked = (named.get("mode", "exact"), named.get("tier"), named.get("variant"), named.get("isa"), None)
     return rest, asked
 
 

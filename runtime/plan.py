@@ -174,6 +174,10 @@ class PlanLauncher(PlainLauncher):
                 s.launcher.run(s.pick(addresses), s.args(args), stream, inner)
                 s.decision.count[0] += 1
 
+    def runs(self, args: Args) -> list[tuple[Launcher, Args]]:
+        """What its steps run, with their scalar values."""
+        return [(s.launcher, s.args(args)) for s in self._linked if s.launcher is not None]
+
     def _call(self, step: Step, callee: Callee, written: set[str]) -> _Call:
         sig = callee.sig
         reads: list[_Ref | None] = []

@@ -12,7 +12,7 @@ from kiln.runtime.device import Args, Launcher, PlainLauncher
 from kiln.runtime.dtypes import DTYPES, NUMPY_NAMES, numpy_dtype
 from kiln.runtime.entities import Signature
 from kiln.runtime.errors import ContractError, ProviderError, SelectionError, UnavailableError
-from kiln.runtime.plan import Attrs, Views
+from kiln.runtime.plan import Attrs, Decided, Place, Views
 from kiln.runtime.providers import Arrays, Decline, Provider, Tally
 from kiln.runtime.select import Wanted
 
@@ -23,6 +23,11 @@ class Op(Protocol):
     name: str
     sig: Signature
     counts: dict[str, list[int]]
+
+    def decide(
+        self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted, place: Place | None
+    ) -> Decided:
+        """What a call whose outputs are all given does; kernels are loaded."""
 
     def fall_back(
         self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted, stream: int
@@ -51,9 +56,11 @@ class ProviderLauncher(PlainLauncher):
         self._names = [t.name for t in op.sig.tensors]
         self._scalars = [o.name for o in op.sig.scalars]
         self._attrs = tuple(bound.env.attrs[a.name] for a in op.sig.attrs)
-        self._reads = views[0]
+        # It may be kept for long: it must not keep the arrays of the call it was made for.
+        self._reads, self._writes = (
+            [None if v is None else v._replace(owner=None) for v in side] for side in views
+        )
         device = next((v.device for side in views for v in side if v is not None), CPU)
-        self._writes = views[1].copy()
         for i, o in bound.outputs.items():
             self._writes[i] = View(0, o.shape, contiguous(o.shape), o.dtype, device, False, None)
         self._make = MAKERS[provider.arrays]
@@ -85,6 +92,18 @@ class ProviderLauncher(PlainLauncher):
             self._below(str(declined), reads, writes, args, stream)
             return
         self._count[0] += 1
+
+    def below(self, args: Args) -> Launcher | None:
+        """What runs such a call if the provider declines it, loaded; None if nothing may.
+
+        Raises:
+            KilnError: it cannot be loaded now.
+        """
+        below = self._wanted._replace(below=self._provider.variant)
+        try:
+            return self._op.decide(self._reads, self._writes, args, self._attrs, below, None).launcher
+        except SelectionError:
+            return None
 
     def _call(self, call: dict[str, Any], written: list[Any]) -> Decline | None:
         p = self._provider

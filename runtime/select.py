@@ -35,6 +35,10 @@ class Wanted(NamedTuple):
     below: str | None = None
 
 
+Asked = tuple[str, str | None, str | None, str | None, str | None]
+"""The fields of a Wanted, not yet made one: most calls only look a decision up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One candidate and why it was passed over; `why` is None for one that may run."""

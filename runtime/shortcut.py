@@ -127,8 +127,7 @@ class ShortWay:
 
         Args:
             operands: in declared order, outputs left out.
-            out: the array to write, or a tuple of them in return order; None allocates (or writes an in/out
-                operand in place).
+            out: the array to write, or a tuple in return order; None allocates, or writes in/out operands.
             stream: a CUDA stream: a handle or an object that has one.
             named: operands, scalars and attributes by name; and mode="fast" to let kernels with an envelope
                 contract go first, tier=, variant= or isa= to let only such candidates run.
@@ -185,10 +184,7 @@ class ShortWay:
         if entry is None:
             return self._long(operands, named, out, stream, Miss(form, key, arrays))
         decision, counter, route, checked, pick, makers, example, address, current, results = entry
-        if stream is not None:
-            handle = self.device.stream(stream, None)
-        else:
-            handle = 0 if current is None else current()
+        handle = self.device.stream(stream, None) if stream is not None else current() if current else 0
         pointers.append(0)
         made = []
         for make in makers:
