@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kiln.runtime.arguments import nearest
+from kiln.runtime.arrays import writable_bytes
 from kiln.runtime.bound import BoundCall
 from kiln.runtime.cpu import CpuDevice
 from kiln.runtime.device import Device, PretendDevice, no_target
@@ -130,6 +131,7 @@ class Library:
         self._lock = threading.RLock()
         self._closed = False
         self.sealed = False
+        self._buffers: dict[int, Any] = {}
         self._functions: dict[tuple[str, str, str], Any] = {}
         self._operations = {t: self._operations_of(t, m) for t, m in self.manifests.items()}
         self._ops: dict[str, Operation] = {}
@@ -239,8 +241,23 @@ class Library:
 
     @property
     def scratch(self) -> ScratchPool:
-        """The scratch memory of the device: its counters, the caller's buffers, release."""
+        """The scratch memory of the device: its counters, release and poison."""
         return self.device.scratch
+
+    def set_scratch(self, buffer: Any, stream: Any = None) -> None:
+        """Let calls on a stream take their scratch from the caller's buffer and never from elsewhere.
+
+        Args:
+            buffer: a dense array of any type on the library's device, at a multiple of 256 bytes; it is kept
+                alive until the library is closed.
+            stream: as for a call.
+
+        Raises:
+            ContractError: another device, layout or alignment, or a read-only array.
+        """
+        handle = self.device.stream(stream, buffer)
+        self.device.scratch.give(*writable_bytes(buffer, self.device.ordinal), handle)
+        self._buffers[handle] = buffer
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls per op and variant, those of plans' steps included; ops that never ran are left out."""

@@ -137,8 +137,7 @@ class ShortWay:
             The written array, or a tuple of them in return order.
 
         Raises:
-            ContractError: the call breaks the op's contract.
-            SelectionError: no candidate may run it.
+            ContractError, SelectionError: the call breaks the op's contract, or no candidate may run it.
         """
         # Every line here is paid at each call: nothing is wrapped, called or looked up twice.
         form = self._forms.get((len(operands), *named) if named else len(operands))
@@ -185,10 +184,9 @@ class ShortWay:
         if entry is None:
             return self._long(operands, named, out, stream, Miss(form, key, arrays))
         decision, counter, route, checked, pick, makers, example, address, current, results = entry
+        handle = 0 if current is None else current()
         if stream is not None:
             handle = self.device.stream(stream, None)
-        else:
-            handle = 0 if current is None else current()
         pointers.append(0)
         made = []
         for make in makers:
@@ -197,9 +195,7 @@ class ShortWay:
             pointers.append(address(array))
         if checked is not None and (flat := tuple(pointers)) not in checked:
             decision.check(pick(flat))
-            if len(checked) >= MAX_CHECKED:
-                checked.clear()
-            checked.add(flat)
+            _remember(checked, flat)
         if route is None:
             self._launch(decision, pick(pointers), args, handle)
         else:
@@ -279,6 +275,12 @@ class ShortWay:
         }
         outs = None if out is None else tuple(places) if type(out) is tuple else next(places)
         return self._arguments.sort(by_position, by_name, outs)
+
+
+def _remember(checked: set[tuple[int, ...]], pointers: tuple[int, ...]) -> None:
+    if len(checked) >= MAX_CHECKED:
+        checked.clear()
+    checked.add(pointers)
 
 
 def _settled(scalars: Scalars, args: Args, values: Values) -> Args:
