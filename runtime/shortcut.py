@@ -229,9 +229,7 @@ class ShortWay:
             tuple(self.key_scalars) if where else (),
         )
 
-    def keep(
-        self, miss: Miss, operands: Values, named: dict[str, Any], out: Any, decision: Decision
-    ) -> None:
+    def keep(self, miss: Miss, operands: Values, named: dict[str, Any], out: Any, decision: Decision) -> None:
         """Remember what a call of a new layout did."""
         if decision.launcher is None or any(x is not None and 0 in view(x).shape for x in miss.arrays):
             # torch calls an array without elements contiguous, whatever its strides.
@@ -270,9 +268,7 @@ class ShortWay:
         by_position = [
             next(places) if kind == "tensor" else x for x, (kind, _) in zip(operands, slots, strict=True)
         ]
-        by_name = {
-            n: next(places) if self._arguments.slot(n)[0] == "tensor" else x for n, x in named.items()
-        }
+        by_name = {n: next(places) if self._arguments.slot(n)[0] == "tensor" else x for n, x in named.items()}
         outs = None if out is None else tuple(places) if type(out) is tuple else next(places)
         return self._arguments.sort(by_position, by_name, outs)
 
