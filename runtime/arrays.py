@@ -8,6 +8,7 @@ to order.
 
 import sys
 from collections.abc import Callable
+from math import prod
 from operator import methodcaller
 from typing import Any, NamedTuple, cast
 
@@ -212,6 +213,21 @@ def torch_maker(example: Any, shape: tuple[int, ...], dtype: str) -> Callable[[A
     # Half the time of new_empty: nothing is parsed.
     made: Callable[[Any], Any] = torch.empty_like
     return made
+
+
+def writable_bytes(x: Any, device: int) -> tuple[int, int]:
+    """(address, bytes) of a dense array on a device that may be written.
+
+    Raises:
+        ContractError: it is not.
+    """
+    v = view(x)
+    if v.device != device or v.strides != contiguous(v.shape) or v.readonly:
+        raise ContractError(
+            f"found an array with shape {v.shape}, strides {v.strides} on device {v.device}"
+            f"{', read-only' if v.readonly else ''}; expected a dense one on device {device} to write to."
+        )
+    return v.ptr, prod(v.shape) * DTYPES[v.dtype]
 
 
 _ALIGN = 64

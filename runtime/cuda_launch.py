@@ -59,8 +59,7 @@ class CudaLauncher:
         self._args = [(packers[at], first + 8 * at, i) for at, i in recipe.args]
         self._computed = [(packers[at], first + 8 * at, f) for at, f in recipe.computed]
         self._scratches = [
-            (first + 8 * at, offset)
-            for (at, _), offset in zip(recipe.scratch, offsets, strict=True)
+            (first + 8 * at, offset) for (at, _), offset in zip(recipe.scratch, offsets, strict=True)
         ]
 
     def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kiln.runtime.arguments import nearest
+from kiln.runtime.arrays import writable_bytes
 from kiln.runtime.bound import BoundCall
 from kiln.runtime.cpu import CpuDevice
 from kiln.runtime.device import Device, PretendDevice
@@ -98,6 +99,7 @@ class Library(Extensible):
         self._lock = threading.RLock()
         self._closed = False
         self.sealed = False
+        self._buffers: dict[int, Any] = {}
         self._functions: dict[tuple[int, str, str, str], Any] = {}
         self._hosts = [_Host(self, i, r) for i, r in enumerate(self._roots)]
         self._ops: dict[str, Operation] = {}
@@ -221,8 +223,23 @@ class Library(Extensible):
 
     @property
     def scratch(self) -> ScratchPool:
-        """The scratch memory of the device: its counters, the caller's buffers, release."""
+        """The scratch memory of the device: its counters, release and poison."""
         return self.device.scratch
+
+    def set_scratch(self, buffer: Any, stream: Any = None) -> None:
+        """Let calls on a stream take their scratch from the caller's buffer and never from elsewhere.
+
+        Args:
+            buffer: a dense array of any type on the library's device, at a multiple of 256 bytes; it is kept
+                alive until the library is closed.
+            stream: as for a call.
+
+        Raises:
+            ContractError: another device, layout or alignment, or a read-only array.
+        """
+        handle = self.device.stream(stream, buffer)
+        self.device.scratch.give(*writable_bytes(buffer, self.device.ordinal), handle)
+        self._buffers[handle] = buffer
 
     def selftest(
         self, ops: Iterable[str] | None = None, *, against: "Library | None" = None

@@ -136,8 +136,7 @@ class ShortWay:
             The written array, or a tuple of them in return order.
 
         Raises:
-            ContractError: the call breaks the op's contract.
-            SelectionError: no candidate may run it.
+            ContractError, SelectionError: the call breaks the op's contract, or no candidate may run it.
         """
         # Every line here is paid at each call: nothing is wrapped, called or looked up twice.
         form = self._forms.get((len(operands), *named) if named else len(operands))
@@ -193,9 +192,7 @@ class ShortWay:
             pointers.append(address(array))
         if checked is not None and (flat := tuple(pointers)) not in checked:
             decision.check(pick(flat))
-            if len(checked) >= MAX_CHECKED:
-                checked.clear()
-            checked.add(flat)
+            _remember(checked, flat)
         if route is None:
             self._launch(decision, pick(pointers), args, handle)
         else:
@@ -229,9 +226,7 @@ class ShortWay:
             tuple(self.key_scalars) if where else (),
         )
 
-    def keep(
-        self, miss: Miss, operands: Values, named: dict[str, Any], out: Any, decision: Decision
-    ) -> None:
+    def keep(self, miss: Miss, operands: Values, named: dict[str, Any], out: Any, decision: Decision) -> None:
         """Remember what a call of a new layout did."""
         if decision.launcher is None or any(x is not None and 0 in view(x).shape for x in miss.arrays):
             # torch calls an array without elements contiguous, whatever its strides.
@@ -270,11 +265,15 @@ class ShortWay:
         by_position = [
             next(places) if kind == "tensor" else x for x, (kind, _) in zip(operands, slots, strict=True)
         ]
-        by_name = {
-            n: next(places) if self._arguments.slot(n)[0] == "tensor" else x for n, x in named.items()
-        }
+        by_name = {n: next(places) if self._arguments.slot(n)[0] == "tensor" else x for n, x in named.items()}
         outs = None if out is None else tuple(places) if type(out) is tuple else next(places)
         return self._arguments.sort(by_position, by_name, outs)
+
+
+def _remember(checked: set[tuple[int, ...]], pointers: tuple[int, ...]) -> None:
+    if len(checked) >= MAX_CHECKED:
+        checked.clear()
+    checked.add(pointers)
 
 
 def _settled(scalars: Scalars, args: Args, values: Values) -> Args:

@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "read-only": ({"out": CudaArray((4, 32), data=(4 << 20, True))}, "its readonly is True"),
     "null": ({"x": CudaArray((4, 32), 0)}, "null address"),
     "overlap": ({"x": CudaArray((4, 32), (2 << 20) + 16)}, "overlaps"),
-    "alignment": ({"x": CudaArray((4, 32), (4 << 20) + 4)}, r"run negate\.plain now, bound is negate\.aligned"),
+    "alignment": ({"x": CudaArray((4, 32), (4 << 20) + 4)}, r"negate\.plain now, bound is negate\.aligned"),
     "no candidate": ({"x": CudaArray((4, 32), (4 << 20) + 2)}, "aligned to 4 bytes"),
     "no operand": ({"y": X}, "y is not a tensor operand"),
     "scalar": ({"eps": 0.5}, "eps is not a tensor operand"),

@@ -10,6 +10,7 @@ import pytest
 
 import kiln.runtime as kiln
 from kiln.runtime import proof
+from kiln.runtime.arrays import View
 from kiln.runtime.cuda import CudaDevice
 from kiln.runtime.errors import ContractError, DriverError, UnavailableError
 from kiln.runtime.scratch import GRAIN, Counters, HostMemory, ScratchPolicy, ScratchPool, laid_out
@@ -335,10 +336,27 @@ def test_no_memory_is_an_error_and_leaves_nothing(twice: Path) -> None:
 def test_the_callers_buffer_serves_a_plan(twice: Path) -> None:
     driver = FakeDriver()
     lib = on(twice, driver)
-    lib.scratch.give(1 << 30, 768, 9)
+    lib.set_scratch(View(1 << 30, (768,), (1,), "u8", 0, False, None), stream=9)
     lib.twice(X, out=OUT, stream=9)
     assert addresses(driver.launches[-1]) == (1 << 30, 2 << 20, (1 << 30) + 512)
     assert driver.allocated == {}
+
+
+BUFFERS = {
+    "CPU": np.zeros(768, np.uint8),
+    "strided": View(1 << 30, (768,), (2,), "u8", 0, False, None),
+    "read-only": View(1 << 30, (768,), (1,), "u8", 0, True, None),
+    "another device": View(1 << 30, (768,), (1,), "u8", 1, False, None),
+    "misaligned": View((1 << 30) + 64, (768,), (1,), "u8", 0, False, None),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_that_will_not_do(twice: Path, name: str) -> None:
+    lib = on(twice, FakeDriver())
+    with pytest.raises(ContractError, match=r"expected a (dense one|multiple of 256)"):
+        lib.set_scratch(BUFFERS[name], stream=9)
+    lib.twice(X, out=OUT, stream=9)
 
 
 POLICIES = {
