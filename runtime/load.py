@@ -203,6 +203,9 @@ class Library(Extensible):
 
         Returns:
             A report: `report.ok`, and text with what was wrong.
+
+        Raises:
+            UnavailableError: the device is only pretended.
         """
         from kiln.runtime import selftest
 
