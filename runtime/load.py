@@ -253,6 +253,9 @@ class Library(Extensible):
 
         Returns:
             A report: `report.ok`, and text with what was wrong.
+
+        Raises:
+            UnavailableError: the device is only pretended.
         """
         from kiln.runtime import selftest
 

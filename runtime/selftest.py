@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kiln.runtime.arrays import CPU, aligned_bytes
+from kiln.runtime.device import PretendDevice
 from kiln.runtime.dtypes import numpy_dtype
 from kiln.runtime.entities import Contract, Kernel, Plan
-from kiln.runtime.errors import KilnError, SelectionError
+from kiln.runtime.errors import KilnError, SelectionError, UnavailableError
 from kiln.runtime.operation import Operation
 from kiln.runtime.select import why_disabled
 from kiln.runtime.selfcase import ALIGN, Case, Slot, cases_of, constants_of
@@ -96,6 +97,8 @@ def run(
     library: "Library", ops: Iterable[str] | None = None, against: "Library | None" = None
 ) -> SelftestReport:
     """See Library.selftest."""
+    if isinstance(library.device, PretendDevice):
+        raise UnavailableError(f"{library.device.label} device cannot run kernels; load for a real one.")
     began = time.perf_counter()
     results: list[SelftestResult] = []
     internal = _internal(library)

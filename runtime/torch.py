@@ -218,9 +218,9 @@ def _runner(where: str, custom: _CustomOp) -> Callable[..., Any]:
     operations, results = custom.operations, custom.results
 
     def run(*operands: Any, **named: Any) -> Any:
+        example = operands[0] if isinstance(operands[0], torch.Tensor) else _first(operands)
         # On the CPU get_device() is -1, as CPU is.
-        ordinal = next(x for x in operands if isinstance(x, torch.Tensor)).get_device()
-        operation = operations.get(ordinal)
+        operation = operations.get(ordinal := example.get_device())
         if operation is None:
             raise UnavailableError(
                 f"{where} is not registered for {'the CPU' if ordinal == CPU else f'cuda:{ordinal}'}; "
@@ -246,7 +246,7 @@ def _faker(custom: _CustomOp) -> Callable[..., Any]:
     """What tracing runs: shapes and types from the signature, no memory touched."""
 
     def fake(*operands: Any, **named: Any) -> Any:
-        example = next(x for x in operands if isinstance(x, torch.Tensor))
+        example = _first(operands)
         # Tensors of a device without a library can be traced, not run.
         operation = custom.operations.get(example.get_device(), next(iter(custom.operations.values())))
         ordinal = operation.device.ordinal
@@ -257,6 +257,10 @@ def _faker(custom: _CustomOp) -> Callable[..., Any]:
         return fresh[0] if len(fresh) == 1 else fresh or None
 
     return fake
+
+
+def _first(operands: tuple[Any, ...]) -> Any:
+    return next(x for x in operands if isinstance(x, torch.Tensor))
 
 
 def _described(x: Any, ordinal: int) -> Any:

@@ -91,7 +91,7 @@ def by_name(report: SelftestReport) -> dict[str, SelftestResult]:
     return {r.variant: r for r in report.results}
 
 
-def test_every_candidate_of_the_shipped_tree(tmp_path: Path) -> None:
+def test_every_candidate_of_the_shipped_tree() -> None:
     with kiln.load(TREE) as lib:
         report = lib.selftest()
         count = sum(len(lib.op(n).candidates) for n in lib.ops)
@@ -206,6 +206,11 @@ def test_providers_are_compared_too(make: Make) -> None:
         assert set(found) == {"good", "mine", "off"}
         assert (found["mine"].faults, found["mine"].witnesses) == ([], 2)
         assert "of 768 elements differ" in found["off"].faults[0]
+
+
+def test_a_pretended_device_cannot_be_tested() -> None:
+    with kiln.load(TREE, "sm_90a") as lib, pytest.raises(kiln.UnavailableError, match="cannot run kernels"):
+        lib.selftest()
 
 
 def test_a_sealed_library_says_what_to_do(make: Make) -> None:
