@@ -156,6 +156,24 @@ def test_a_change_made_by_a_provider_on_the_short_way(lib: kiln.Library, long_wa
     assert log == ["early", "late", "late"]
 
 
+def test_a_layout_met_during_a_change_is_not_kept(lib: kiln.Library) -> None:
+    log: list[str] = []
+    asked: list[kiln.Capabilities] = []
+
+    def meanwhile(c: kiln.Capabilities) -> bool:
+        # The change comes when the second layout is decided: the form of the call is known by then.
+        asked.append(c)
+        if len(asked) == 2:
+            lib.register_provider("negate", "late", negates(log, "late"), priority=200)
+        return True
+
+    lib.register_provider("negate", "early", negates(log, "early"), supports=meanwhile)
+    lib.negate(X)
+    for _ in range(3):
+        lib.negate(X[:2])
+    assert log == ["early", "early", "late", "late"]
+
+
 def test_threads_meet_a_change_at_once(lib: kiln.Library) -> None:
     """Whoever calls after a change has returned gets it, while others call all the time."""
     stop = threading.Event()
