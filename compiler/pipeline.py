@@ -73,6 +73,8 @@ class BuildReport:
     """Targets whose folders were replaced."""
     unserved: tuple[str, ...] = ()
     """Composites that a target can't run, each with the op that it has no realization of."""
+    signature_removed: bool = False
+    """Whether the tree was signed before and is not any more."""
 
 
 def build(
@@ -126,7 +128,15 @@ def build(
     reports = (report for plan in plans for report in _reports(plan))
     kernels = tuple(sorted(reports, key=lambda r: (r.target, r.op, r.variant)))
     missing = tuple(sentence for plan in plans for sentence in plan.unserved)
-    return BuildReport(path, written.root_digest, written.generation, kernels, written.changed, missing)
+    return BuildReport(
+        path,
+        written.root_digest,
+        written.generation,
+        kernels,
+        written.changed,
+        missing,
+        written.signature_removed,
+    )
 
 
 def source_folders(catalogs: Iterable[str]) -> list[Path]:

@@ -4,6 +4,8 @@ Everything that can fail (writing, syncing, running out of space) happens in sta
 targets. Then come renames only: each target folder is exchanged whole, INDEX.json is replaced last. A reader
 in between finds that index and manifest disagree and refuses; a builder that is killed in between is undone
 by the next one, because a staging folder keeps the old target until the new index stands.
+
+A signature is of one index. A build that replaces the index takes its signature away, and says so.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from kiln.runtime.manifest import (
     read_manifest,
 )
 from kiln.runtime.schema import MAX_MANIFEST_BYTES
+from kiln.runtime.signature import SIGNATURE
 from kiln.runtime.verify import EVIDENCE, INDEX, MANIFEST, MAX_INDEX_BYTES, STAGING
 
 MAX_EVIDENCE_BYTES = 64 << 20
@@ -68,6 +71,8 @@ class Written:
     generation: int
     changed: tuple[str, ...]
     """Targets whose folders were replaced."""
+    signature_removed: bool = False
+    """Whether the tree was signed before and is not any more."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,10 @@ def recover(out: Path) -> None:
         index = read_index(out)
         leftovers = sorted(p for p in out.iterdir() if p.name.startswith(STAGING))
         for leftover in leftovers:
-            _put_back(out, leftover, index)
+            if leftover.name.startswith(_ASIDE):
+                _put_signature_back(out, leftover)
+            else:
+                _put_back(out, leftover, index)
         for leftover in leftovers:
             _remove(leftover)
     except OSError as e:
@@ -188,6 +196,40 @@ def _digest(path: Path) -> str | None:
         return None
 
 
+_ASIDE = f"{STAGING}{SIGNATURE}."
+"""How a signature is named while its index is replaced: this, then the digest of what it signs."""
+
+
+def _put_signature_aside(out: Path) -> Path | None:
+    if not os.path.lexists(out / SIGNATURE):
+        return None
+    aside = out / f"{_ASIDE}{_digest(out / INDEX)}"
+    (out / SIGNATURE).replace(aside)
+    return aside
+
+
+def _put_signature_back(out: Path, aside: Path) -> None:
+    """If what it signs still stands."""
+    if os.path.lexists(aside) and aside.name.removeprefix(_ASIDE) == _digest(out / INDEX):
+        aside.replace(out / SIGNATURE)
+
+
+def write_signature(out: Path, signature: bytes) -> None:
+    """Put a signature beside the index it is of, as a whole or not at all. The caller holds the lock.
+
+    Raises BuildError for errors of the system.
+    """
+    staging = out / f"{STAGING}{SIGNATURE}-{os.getpid()}"
+    try:
+        _write_file(staging, signature)
+        staging.replace(out / SIGNATURE)
+        sync_folder(out)
+    except OSError as e:
+        raise BuildError(f"{out}: {e.strerror or e} while writing {SIGNATURE}; nothing was signed") from e
+    finally:
+        staging.unlink(missing_ok=True)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -207,6 +249,7 @@ def write_tree(out: Path, contents: Mapping[str, TargetContent]) -> Written:
         check_content(target, content)
     staged: list[_Staged] = []
     index_path = out / f"{STAGING}{INDEX}.{os.getpid()}"
+    aside = None
     try:
         for target, content in sorted(contents.items()):
             if not holds(out, target, content):
@@ -218,6 +261,7 @@ def write_tree(out: Path, contents: Mapping[str, TargetContent]) -> Written:
         for item in staged:
             swap_in(item.staging, out / item.target)
         if index != old:
+            aside = _put_signature_aside(out)
             index_path.replace(out / INDEX)
         sync_folder(out)
     except OSError as e:
@@ -225,12 +269,13 @@ def write_tree(out: Path, contents: Mapping[str, TargetContent]) -> Written:
             f"{out}: {e.strerror or e} while writing; the tree is as it was before this build"
         ) from e
     finally:
-        _settle(out, staged, index_path)
+        _settle(out, staged, index_path, aside)
     changed = tuple(item.target for item in staged)
-    return Written(f"sha256:{hashlib.sha256(data).hexdigest()}", index["generation"], changed)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return Written(digest, index["generation"], changed, aside is not None)
 
 
-def _settle(out: Path, staged: list[_Staged], index_path: Path) -> None:
+def _settle(out: Path, staged: list[_Staged], index_path: Path, aside: Path | None) -> None:
     """Make the folders agree with the index that stands, whichever it is by now, and remove the others.
 
     What stands on disk decides, so that an interruption at any place is settled right.
@@ -245,6 +290,9 @@ def _settle(out: Path, staged: list[_Staged], index_path: Path) -> None:
                 place.rename(item.staging)
         for item in staged:
             _remove(item.staging)
+        if aside is not None:
+            _put_signature_back(out, aside)
+            aside.unlink(missing_ok=True)
         index_path.unlink(missing_ok=True)
     except OSError as e:
         raise BuildError(

@@ -1,12 +1,13 @@
 """Which operands may share memory, and the check of the others at each call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from kiln.runtime.bind import Bound, Geometry
 from kiln.runtime.entities import Kernel, Signature, Tensor
 from kiln.runtime.errors import ContractError
 from kiln.runtime.plan import Callee, Views, aliasing_is_safe
+from kiln.runtime.providers import Provider
 from kiln.runtime.select import Candidate
 
 
@@ -73,6 +74,8 @@ def _may_be_one(
         return False
     if isinstance(candidate, Kernel):
         return candidate.tier in ("generated", "fused")
+    if isinstance(candidate, Provider):
+        return True
     return aliasing_is_safe(candidate, sig, callee, w.name, o.name)
 
 
@@ -80,7 +83,7 @@ def _same_rows(w: Tensor, o: Tensor) -> bool:
     return o.role == "in" and w.layout == o.layout == "rows" and w.shape == o.shape
 
 
-def check_overlaps(op: str, pairs: tuple[Overlap, ...], pointers: list[int]) -> None:
+def check_overlaps(op: str, pairs: tuple[Overlap, ...], pointers: Sequence[int]) -> None:
     """Refuse a call whose written operands share memory with others.
 
     Raises:

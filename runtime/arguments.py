@@ -6,11 +6,13 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kiln.runtime.arrays import View
 from kiln.runtime.entities import Attr, Scalar, Signature
 from kiln.runtime.errors import ContractError
 
-_F32_MAX = 3.4028234663852886e38
-_INTS = {"i32": 1 << 31, "i64": 1 << 63}
+F32_MAX = 3.4028234663852886e38
+INTEGERS = {"i32": 1 << 31, "i64": 1 << 63}
+"""Integer types, and the magnitude that their values stay below."""
 
 
 class Given(NamedTuple):
@@ -30,7 +32,13 @@ class Given(NamedTuple):
 
 
 class Arguments:
-    """Sorts the arguments of one op's calls."""
+    """Sorts the arguments of one op's calls.
+
+    Attributes:
+        positional: names in the order in which operands may be given without.
+        casts: per scalar, what checks its value.
+        scalar_defaults: per scalar, its default; None where it must be given.
+    """
 
     def __init__(self, name: str, sig: Signature) -> None:
         self._name = name
@@ -42,14 +50,13 @@ class Arguments:
         self._slots = {n: ("tensor", i) for n, i in tensors.items()}
         self._slots.update({n: ("scalar", i) for n, i in scalars.items()})
         self._slots.update({a.name: ("attr", i) for i, a in enumerate(sig.attrs)})
-        self._positional = [
+        self.positional = [
             o.name for o in sig.operands if o.name in scalars or self._roles[tensors[o.name]] != "out"
         ]
-        self._casts = [_caster(name, o) for o in sig.scalars]
+        self.casts = [_caster(name, o) for o in sig.scalars]
         self._attrs = sig.attrs
         self._attr_defaults = tuple(a.default for a in sig.attrs)
-        self._scalar_defaults = [o.default for o in sig.scalars]
-        self._scalar_names = [o.name for o in sig.scalars]
+        self.scalar_defaults = [o.default for o in sig.scalars]
 
     def sort(self, operands: Sequence[Any], named: Mapping[str, Any], out: Any) -> Given:
         """Put arguments in their places.
@@ -60,19 +67,19 @@ class Arguments:
         """
         reads: list[Any] = [None] * len(self._roles)
         writes: list[Any] = [None] * len(self._roles)
-        scalars: list[Any] = self._scalar_defaults.copy()
+        scalars: list[Any] = self.scalar_defaults.copy()
         attrs = self._attr_defaults
-        if len(operands) > len(self._positional):
+        if len(operands) > len(self.positional):
             raise ContractError(
-                f"{self._name}: found {len(operands)} operands, expected at most {len(self._positional)}: "
-                f"{', '.join(self._positional)}."
+                f"{self._name}: found {len(operands)} operands, expected at most {len(self.positional)}: "
+                f"{', '.join(self.positional)}."
             )
-        for name, value in zip(self._positional, operands, strict=False):
+        for name, value in zip(self.positional, operands, strict=False):
             kind, i = self._slots[name]
             (reads if kind == "tensor" else scalars)[i] = value
         for name, value in named.items():
-            kind, i = self._slots.get(name) or self._unknown(name)
-            if name in self._positional[: len(operands)]:
+            kind, i = self.slot(name)
+            if name in self.positional[: len(operands)]:
                 raise ContractError(
                     f"{self._name}: {name} is given twice, by position and by name; give it once."
                 )
@@ -87,11 +94,19 @@ class Arguments:
         if out is not None:
             self._outputs(writes, out)
         return Given(
-            reads, writes, tuple(cast(v) for cast, v in zip(self._casts, scalars, strict=True)), attrs
+            reads, writes, tuple(cast(v) for cast, v in zip(self.casts, scalars, strict=True)), attrs
         )
 
+    def slot(self, name: str) -> tuple[str, int]:
+        """("tensor", "scalar" or "attr", position among those) of a name.
+
+        Raises:
+            ContractError: there is no such operand or attribute.
+        """
+        return self._slots.get(name) or self._unknown(name)
+
     def _outputs(self, writes: list[Any], out: Any) -> None:
-        many = isinstance(out, tuple | list)
+        many = isinstance(out, tuple | list) and not isinstance(out, View)
         if not many and "out" in self._slots and len(self._returns) > 1:
             writes[self._slots["out"][1]] = out
             return
@@ -131,8 +146,8 @@ class Arguments:
 def _caster(op: str, o: Scalar) -> Callable[[Any], int | float]:
     """A function that checks one scalar's value."""
     convert: Callable[[Any], int | float]
-    if o.dtype in _INTS:
-        convert = _integer(f"{op}: {o.name}", _INTS[o.dtype])
+    if o.dtype in INTEGERS:
+        convert = _integer(f"{op}: {o.name}", INTEGERS[o.dtype])
     elif o.dtype == "bool":
         convert = _boolean(f"{op}: {o.name}")
     else:
@@ -180,7 +195,7 @@ def _real(what: str, single: bool) -> Callable[[Any], float]:
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 _wrong(what, value, "a number")
             value = float(value)
-        if single and not -_F32_MAX <= value <= _F32_MAX and math.isfinite(value):
+        if single and not -F32_MAX <= value <= F32_MAX and math.isfinite(value):
             raise ContractError(f"{what} is {value}, which f32 cannot hold; expected a smaller magnitude.")
         found: float = value
         return found

@@ -8,6 +8,8 @@ to order.
 
 import sys
 from collections.abc import Callable
+from math import prod
+from operator import methodcaller
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -19,6 +21,9 @@ CPU = -1
 """The `device` of memory that the CPU owns; CUDA devices are their ordinals."""
 ANY_CUDA = -2
 """A CUDA array that does not tell its device."""
+
+TORCH_TYPES: set[type] = set()
+"""The types seen so far that quack like torch tensors; a subclass such as Parameter is a type of its own."""
 
 
 class View(NamedTuple):
@@ -69,12 +74,14 @@ def view(x: Any) -> View:
     adapter = _ADAPTERS.get(type(x))
     if adapter is None:
         adapter = _ADAPTERS[type(x)] = _adapter(x)
+        if adapter is _torch:
+            TORCH_TYPES.add(type(x))
     return adapter(x)
 
 
 def is_torch(x: Any) -> bool:
     """Whether `x` quacks like a torch tensor."""
-    return _ADAPTERS.get(type(x)) is _torch
+    return type(x) in TORCH_TYPES
 
 
 def _adapter(x: Any) -> Callable[[Any], View]:
@@ -84,7 +91,8 @@ def _adapter(x: Any) -> Callable[[Any], View]:
         return _numpy
     kind = type(x)
     if all(
-        hasattr(x, name) for name in ("data_ptr", "stride", "is_cuda", "is_cpu", "get_device", "new_empty")
+        hasattr(x, name)
+        for name in ("data_ptr", "stride", "is_contiguous", "is_cuda", "is_cpu", "get_device", "new_empty")
     ):
         return _torch
     if hasattr(x, "__kiln_view__"):
@@ -194,11 +202,32 @@ def _dlpack(x: Any) -> View:
 _ADAPTERS: dict[type, Callable[[Any], View]] = {np.ndarray: _numpy, View: lambda v: cast(View, v)}
 
 
-def torch_empty(example: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """An uninitialized torch tensor on the device of `example`, which is one."""
+def torch_maker(example: Any, shape: tuple[int, ...], dtype: str) -> Callable[[Any], Any]:
+    """A function that makes uninitialized torch tensors beside others like `example`."""
     torch = sys.modules["torch"]
-    name = next(n for n, kiln in NUMPY_NAMES.items() if kiln == dtype)
-    return example.new_empty(shape, dtype=getattr(torch, name))
+    kind = getattr(torch, next(n for n, kiln in NUMPY_NAMES.items() if kiln == dtype))
+    if example.dtype != kind:
+        return methodcaller("new_empty", shape, dtype=kind)
+    if (tuple(example.shape), tuple(example.stride())) != (shape, contiguous(shape)):
+        return methodcaller("new_empty", shape)
+    # Half the time of new_empty: nothing is parsed.
+    made: Callable[[Any], Any] = torch.empty_like
+    return made
+
+
+def writable_bytes(x: Any, device: int) -> tuple[int, int]:
+    """(address, bytes) of a dense array on a device that may be written.
+
+    Raises:
+        ContractError: it is not.
+    """
+    v = view(x)
+    if v.device != device or v.strides != contiguous(v.shape) or v.readonly:
+        raise ContractError(
+            f"found an array with shape {v.shape}, strides {v.strides} on device {v.device}"
+            f"{', read-only' if v.readonly else ''}; expected a dense one on device {device} to write to."
+        )
+    return v.ptr, prod(v.shape) * DTYPES[v.dtype]
 
 
 _ALIGN = 64

@@ -306,7 +306,8 @@ class Binder:
             if unknown is None:
                 continue
             dim, factor = unknown
-            value, rest = divmod(g.shape[axis], factor)
+            # Not divmod: a tracer's symbols have none.
+            value, rest = g.shape[axis] // factor, g.shape[axis] % factor
             if rest:
                 raise ContractError(
                     f"{self.name}: axis {axis} of {t.name} has extent {g.shape[axis]}, expected "
@@ -331,7 +332,9 @@ class Binder:
         for i, t in enumerate(self.tensors):
             if t.role != "out" or t.optional or writes[i] is not None:
                 continue
-            shape = tuple(int(e(env)) for e in self._shapes[i])
+            # Not int(…): a tracer's extents are symbols, and stay so.
+            extents = (e(env) for e in self._shapes[i])
+            shape = tuple(int(n) if type(n) is float else n for n in extents)
             if any(n < 0 or n >= 1 << 48 for n in shape) or prod(shape) >= 1 << 48:
                 raise ContractError(
                     f"{self.name}: the output {t.name} would have shape {shape}; check the operands."

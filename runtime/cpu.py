@@ -1,19 +1,23 @@
 """Running kernels on this CPU: shared objects from verified memory, rows split over threads where it pays."""
 
 import ctypes
+import errno
 import fcntl
 import itertools
 import os
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kiln.runtime.arrays import CPU, aligned_bytes, is_torch, torch_empty
+from kiln.runtime.arrays import CPU, aligned_bytes, is_torch, torch_maker
+from kiln.runtime.device import Args, PlainLauncher
 from kiln.runtime.dtypes import DTYPES, numpy_dtype
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError, IntegrityError, KilnError, UnavailableError
+from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
+from kiln.runtime.scratch import HostMemory, ScratchPolicy, ScratchPool, laid_out
 from kiln.runtime.targets import cpu_count, cpu_features, cpu_target, missing_features
 
 if TYPE_CHECKING:
@@ -32,17 +36,27 @@ class CpuDevice:
     """The CPU of this process."""
 
     ordinal = CPU
+    unified_memory = False
+    """It is the CPU: its kernels are no reference for anything else here."""
 
-    def __init__(self, threads: int | None = None, features: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        features: Iterable[str] | None = None,
+        scratch: ScratchPolicy | None = None,
+    ) -> None:
         """Args:
         threads: most threads a call may use; every processor this process may run on by default.
         features: CPU features to go by; those of this CPU by default.
+        scratch: how scratch memory is handed out.
         """
         if threads is not None and threads < 1:
             raise ContractError(f"found threads={threads}, expected 1 or more.")
         self.target = cpu_target()
         self.threads = threads or cpu_count()
         self.features = cpu_features() if features is None else frozenset(features)
+        self.gone = False
+        self.scratch = ScratchPool(HostMemory(), scratch or ScratchPolicy())
         self._objects: dict[str, ctypes.CDLL] = {}
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
         self._lock = threading.Lock()
@@ -51,6 +65,10 @@ class CpuDevice:
     def label(self) -> str:
         """How messages call it."""
         return f"this CPU ({self.target})"
+
+    def capabilities(self) -> Capabilities:
+        """Its features and the processors this process may use."""
+        return Capabilities(True, 0, 0, cpu_count(), self.features)
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """This machine's CPU target, if it is there."""
@@ -88,18 +106,36 @@ class CpuDevice:
             raise ContractError("found stream= on the CPU, expected none; leave it out.")
         return 0
 
-    def allocate(self, example: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+    def default_stream(self, example: Any) -> Callable[[], int] | None:
+        """No stream."""
+        return None
+
+    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
         """A torch tensor where the operands are torch's, else a NumPy array that starts on a cache line."""
         if is_torch(example):
-            return torch_empty(example, shape, dtype)
-        count = DTYPES[dtype]
+            return torch_maker(example, shape, dtype)
+        kind, count = numpy_dtype(dtype), DTYPES[dtype]
         for n in shape:
             count *= n
-        return aligned_bytes(count).view(numpy_dtype(dtype)).reshape(shape)
+        return lambda _, stream: aligned_bytes(count).view(kind).reshape(shape)
 
-    def reserve(self, sizes: list[int], stream: int) -> "CpuTemporaries":
-        """Temporary memory, freed when it is released."""
-        return CpuTemporaries(sizes)
+    def synchronize(self, stream: int) -> None:
+        """Nothing to wait for: calls return when the work is done."""
+
+    def allocates(self, example: Any) -> bool:
+        """Outputs are made by NumPy or torch."""
+        return False
+
+    def check_capture(self, kernel: Kernel, stream: int) -> None:
+        """Nothing is captured on a CPU."""
+
+    def check_usable(self) -> None:
+        """Refuse a closed device.
+
+        Raises:
+            UnavailableError: it was closed.
+        """
+        raise UnavailableError("this library was closed; load the tree again.")
 
     def pool(self) -> "ThreadPoolExecutor":
         """The worker threads, started at first need; a forked child starts its own."""
@@ -112,25 +148,15 @@ class CpuDevice:
 
     def close(self) -> None:
         """Stop the threads. Loaded objects stay mapped: another library may be running them."""
+        self.gone = True
+        self.scratch.close()
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None and pool[0] == os.getpid():
             pool[1].shutdown(wait=True)
 
 
-class CpuTemporaries:
-    """CPU memory of one call."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self._arrays = [aligned_bytes(max(n, 1)) for n in sizes]
-        self.pointers: list[int] = [a.__array_interface__["data"][0] for a in self._arrays]
-
-    def release(self) -> None:
-        """Give it back."""
-        self._arrays.clear()
-
-
-class CpuLauncher:
+class CpuLauncher(PlainLauncher):
     """An entry with its parameters laid out: pointers, then integers, then floats, eight bytes each."""
 
     def __init__(self, device: CpuDevice, kernel: Kernel, function: Any, recipe: Recipe) -> None:
@@ -146,22 +172,15 @@ class CpuLauncher:
         self._buffer = ctypes.c_char * max(self._packed.size, 8)
         total = recipe.grid[0]
         self._chunks = max(1, min(device.threads, total, recipe.work // MIN_WORK))
-        self._sizes = [s for _, s in recipe.scratch]
+        self._offsets, self.scratch_bytes = laid_out([s for _, s in recipe.scratch])
 
-    def run(self, pointers: list[int], args: tuple[int | float, ...], stream: int) -> None:
+    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
         """Run the entry over its rows and wait for it.
 
         Raises:
             ContractError: a row holds an index out of range; other rows may have been written.
         """
-        if not self._sizes:
-            self._run(self._recipe.fill(pointers, args, []))
-            return
-        temporaries = self._device.reserve(self._sizes, stream)
-        try:
-            self._run(self._recipe.fill(pointers, args, temporaries.pointers))
-        finally:
-            temporaries.release()
+        self._run(self._recipe.fill(pointers, args, [scratch + o for o in self._offsets]))
 
     def _run(self, values: list[Any]) -> None:
         buffer = self._buffer()
@@ -203,7 +222,8 @@ def load_object(data: bytes, name: str) -> ctypes.CDLL:
     """A shared object from memory; nothing on disk can change between the check and the load.
 
     Raises:
-        UnavailableError: this system can neither make a memory file nor load from a temporary folder.
+        UnavailableError: this system can neither make a memory file nor load from a temporary folder, or
+            limits the size of both.
         IntegrityError: the dynamic linker refuses the bytes.
     """
     try:
@@ -211,8 +231,7 @@ def load_object(data: bytes, name: str) -> ctypes.CDLL:
     except (AttributeError, OSError):
         return _load_from_folder(data, name)
     try:
-        with open(fd, "wb", closefd=False) as f:
-            f.write(data)
+        _fill(fd, data, name)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return _dlopen(_unique_path(fd), name)
     finally:
@@ -226,6 +245,20 @@ def _memory_file(name: str) -> int:
     except OSError:
         # Kernels before 6.3 do not know the flag; later ones may be configured to need it.
         return os.memfd_create(name[:200], flags)
+
+
+def _fill(fd: int, data: bytes, name: str) -> None:
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError as e:
+        # A limit on file sizes holds for files in memory too.
+        limit = " (RLIMIT_FSIZE)" if e.errno == errno.EFBIG else ""
+        raise UnavailableError(
+            f"{name}: {e.strerror}{limit} while putting its {len(data)} bytes into a memory file; raise that "
+            "limit."
+        ) from None
 
 
 def _unique_path(fd: int) -> str:

@@ -5,33 +5,74 @@ Everything that can be known
 to fail is refused by name before the driver sees it: a launch error can poison the whole context.
 """
 
-import ctypes
 import os
-import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-from kiln.runtime.arrays import View, contiguous, is_torch, torch_empty
+from kiln.runtime.arrays import is_torch, torch_maker
+from kiln.runtime.cuda_launch import CudaLauncher
+from kiln.runtime.cuda_memory import CudaMemory, DeviceArray
 from kiln.runtime.driver import Driver
-from kiln.runtime.dtypes import DTYPES
 from kiln.runtime.entities import Kernel
-from kiln.runtime.errors import ContractError, DriverError, TargetError, UnavailableError
+from kiln.runtime.errors import (
+    ContextLostError,
+    ContractError,
+    DriverError,
+    TargetError,
+    UnavailableError,
+)
+from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
+from kiln.runtime.scratch import ScratchPolicy, ScratchPool
 from kiln.runtime.targets import legal_targets
 
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _DEFAULT_SHARED = 48 << 10
-_FORMATS = {"ptr": "Q", "i32": "i4x", "i64": "q", "f32": "f4x", "f64": "d"}
+_devices: "weakref.WeakSet[CudaDevice]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for device in _devices:
+        device.gone = device.forked = True
+
+
+# Asking for the process id costs as much as packing a launch; a forked child is told instead.
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class CudaDevice:
-    """One CUDA device through its primary context."""
+    """One CUDA device through one context; libraries for several contexts take a device each.
 
-    def __init__(self, ordinal: int = 0, driver: Any = None) -> None:
-        """Retain the primary context of a device.
+    Attributes:
+        gone: closed, or in a forked child: nothing can be launched.
+        forked: this process is a child of the one that made it.
+        scratch: the memory that calls take for the time they run.
+        launch: the driver's cuLaunchKernelEx, unchecked.
+    """
+
+    unified_memory = False
+    """Not even where memory is shared: what cuMemAlloc returns is the device's own."""
+
+    def __init__(
+        self,
+        ordinal: int = 0,
+        driver: Any = None,
+        *,
+        context: Any = None,
+        scratch: ScratchPolicy | None = None,
+    ) -> None:
+        """Nothing is loaded, and no context made, before it is needed.
+
+        Args:
+            ordinal: which device.
+            driver: a stand-in for `cuda.bindings.driver`, in tests.
+            context: a CUcontext of that device, the caller's to keep alive; its primary context by default.
+            scratch: how scratch memory is handed out.
 
         Raises:
             UnavailableError: no bindings, no driver or no such device.
@@ -39,7 +80,9 @@ class CudaDevice:
         """
         self.driver = Driver(driver)
         self.ordinal = ordinal
-        self._pid = os.getpid()
+        self.gone = self.forked = False
+        self.memory = CudaMemory(self)
+        self.scratch = ScratchPool(self.memory, scratch or ScratchPolicy())
         self._lock = threading.Lock()
         self._modules: dict[str, Any] = {}
         self._retained = False
@@ -51,8 +94,12 @@ class CudaDevice:
         )
         self.shared_limit = self._query(attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         self.driver_version: int = self.driver.call("cuDriverGetVersion")
-        self._context: Any = None
-        self._context_id = 0
+        self._context: Any = context
+        self._context_id = 0 if context is None else int(context)
+        self._primary = context is None
+        self.launch: Callable[..., Any] = self.driver.module.cuLaunchKernelEx
+        self._current_stream: Callable[[], int] | None = None
+        _devices.add(self)
 
     def _find(self, ordinal: int) -> Any:
         try:
@@ -78,6 +125,11 @@ class CudaDevice:
     def label(self) -> str:
         """How messages call it."""
         return f"cuda:{self.ordinal} (compute capability {self.cc[0]}.{self.cc[1]})"
+
+    def capabilities(self) -> Capabilities:
+        """Its compute capability and multiprocessors."""
+        units = self._query(self.driver.module.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        return Capabilities(True, *self.cc, units)
 
     def targets(self, available: Iterable[str]) -> list[str]:
         """The CUDA targets this device may run, best first."""
@@ -107,10 +159,10 @@ class CudaDevice:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make the primary context current in this thread for a while, whatever happens inside."""
-        self._alive()
+        """Make the device's context current in this thread for a while, whatever happens inside."""
+        self._check_process()
         with self._lock:
-            if not self._retained:
+            if self._primary and not self._retained:
                 self._context = self.driver.call("cuDevicePrimaryCtxRetain", self.device)
                 self._context_id = int(self._context)
                 self._retained = True
@@ -123,11 +175,42 @@ class CudaDevice:
         finally:
             self.driver.call("cuCtxPopCurrent")
 
-    def _alive(self) -> None:
-        if os.getpid() != self._pid:
+    def launch_in_context(self, config: Any, function: Any, address: int) -> Any:
+        """The status of a launch with the device's context current.
+
+        A launch itself asks for no context: a function belongs to one, and the driver refuses it, without
+        queueing anything, where another or none is current.
+        """
+        with self.current():
+            (status,) = self.launch(config, function, address, 0)
+        return status
+
+    def check_usable(self) -> None:
+        """Refuse a device that is gone.
+
+        Raises:
+            UnavailableError: it was closed, or this is a child of the process that made it.
+        """
+        self._check_process()
+        raise UnavailableError("this library was closed; load the tree again.")
+
+    def _check_process(self) -> None:
+        if self.forked:
             raise UnavailableError(
                 "this library was loaded before the process was forked, and CUDA does not survive that; "
                 "load it in the child, and start workers with spawn."
+            )
+
+    def check_capture(self, kernel: Kernel, stream: int) -> None:
+        """Refuse to load a kernel while the stream of the call that needs it is being captured.
+
+        Raises:
+            UnavailableError: it is.
+        """
+        if self.memory.capturing(stream):
+            raise UnavailableError(
+                f"{kernel.op}: variant {kernel.op}.{kernel.variant} was not prepared before graph capture; "
+                f'call prepare(["{kernel.op}"]) first.'
             )
 
     def load(self, kernel: Kernel, data: bytes) -> Any:
@@ -162,7 +245,8 @@ class CudaDevice:
         """The handle of a stream object or integer; torch's current stream for torch tensors; else the
         default one."""
         if stream is None:
-            return _torch_stream(self.ordinal) if is_torch(example) else 0
+            current = self.default_stream(example)
+            return 0 if current is None else int(current())
         if type(stream) is int:
             return stream
         for name in ("cuda_stream", "ptr", "handle"):
@@ -180,240 +264,61 @@ class CudaDevice:
                 "stream object."
             ) from None
 
-    def allocate(self, example: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
-        """An array of the example's framework where it is torch, else a DeviceArray."""
-        if is_torch(example):
-            return torch_empty(example, shape, dtype)
-        return DeviceArray(self, shape, dtype, stream)
+    def default_stream(self, example: Any) -> Callable[[], int] | None:
+        """What tells the stream of calls that name none: torch for its tensors, else the default one."""
+        if not is_torch(example):
+            return None
+        if self._current_stream is None:
+            self._current_stream = _torch_stream(self.ordinal)
+        return self._current_stream
 
-    def reserve(self, sizes: list[int], stream: int) -> "CudaTemporaries":
-        """Stream-ordered memory."""
-        return CudaTemporaries(self, sizes, stream)
+    def synchronize(self, stream: int) -> None:
+        """Wait for what was queued on a stream."""
+        with self.current():
+            self.driver.call("cuStreamSynchronize", stream)
+
+    def maker(self, example: Any, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
+        """See Device: a DeviceArray where the example is not torch's."""
+        if is_torch(example):
+            return torch_maker(example, shape, dtype)
+        return lambda _, stream: DeviceArray(self, shape, dtype, stream)
+
+    def allocates(self, example: Any) -> bool:
+        """Whether making an output asks the driver for memory, and not the caller's framework."""
+        return not is_torch(example)
 
     def close(self) -> None:
-        """Unload modules and release the context; nothing is done in a forked child or at shutdown."""
+        """Unload modules, free scratch and release the context; nothing is done in a forked child, at
+        shutdown or once the context is lost."""
         with self._lock:
+            was_gone, self.gone = self.gone, True
             modules, self._modules = list(self._modules.values()), {}
-            retained, self._retained = self._retained, False
-        if not retained or os.getpid() != self._pid:
+        if was_gone or self._context is None:
             return
         try:
-            self.driver.call("cuCtxPushCurrent", self._context)
-            try:
-                for module in modules:
-                    self.driver.call("cuModuleUnload", module)
-            finally:
-                self.driver.call("cuCtxPopCurrent")
-            self.driver.call("cuDevicePrimaryCtxRelease", self.device)
+            self._give_back(modules)
+        except ContextLostError:
+            return
         except DriverError as e:
             if e.code != 4:
                 raise
 
-
-class _Record(NamedTuple):
-    """One launch: the table of parameter addresses followed by the parameters, and the configuration."""
-
-    buffer: Any
-    values: Any
-    address: int
-    config: Any
-
-
-class CudaLauncher:
-    """A function with everything of one call's shape fixed: a launch packs addresses and scalars and goes.
-
-    Launch records are kept for reuse, one per launch in flight in this process: `list.pop` and `append` are
-    atomic.
-    """
-
-    def __init__(self, device: CudaDevice, kernel: Kernel, function: Any, recipe: Recipe) -> None:
-        self._device = device
-        self._kernel = kernel
-        self._function = function
-        self._recipe = recipe
-        self._sizes = [n for _, n in recipe.scratch]
-        self._free: list[_Record] = []
-        self._empty = 0 in recipe.grid
-        # Where each per-call value goes: the values follow the table of their addresses, eight bytes each.
-        first, packers = (
-            8 * len(recipe.dtypes),
-            [struct.Struct("=" + _FORMATS[d]).pack_into for d in recipe.dtypes],
-        )
-        self._args = [(packers[at], first + 8 * at, i) for at, i in recipe.args]
-        self._computed = [(packers[at], first + 8 * at, f) for at, f in recipe.computed]
-
-    def run(self, pointers: list[int], args: tuple[int | float, ...], stream: int) -> None:
-        """Queue the kernel on a stream.
-
-        Raises:
-            DriverError: the driver refuses the launch.
-            UnavailableError: in a child of the process that loaded the library.
-        """
-        if self._empty:
-            return
-        if not self._sizes:
-            self._launch(pointers, args, stream, ())
-            return
-        temporaries = self._device.reserve(self._sizes, stream)
+    def _give_back(self, modules: list[Any]) -> None:
+        self.driver.call("cuCtxPushCurrent", self._context)
         try:
-            self._launch(pointers, args, stream, temporaries.pointers)
+            self.scratch.close()
+            for module in modules:
+                self.driver.call("cuModuleUnload", module)
         finally:
-            temporaries.release()
-
-    def _launch(
-        self, pointers: list[int], args: tuple[int | float, ...], stream: int, scratch: Sequence[int]
-    ) -> None:
-        device, recipe = self._device, self._recipe
-        if os.getpid() != device._pid:
-            device._alive()
-        try:
-            record = self._free.pop()
-        except IndexError:
-            record = self._record()
-        buffer, values, address, config = record
-        for at, i in recipe.pointers:
-            values[at] = pointers[i]
-        for pack, where, i in self._args:
-            pack(buffer, where, args[i])
-        for pack, where, compute in self._computed:
-            pack(buffer, where, compute(args))
-        for (at, _), pointer in zip(recipe.scratch, scratch, strict=True):
-            values[at] = pointer
-        config.hStream = stream
-        module = device.driver.module
-        status, context = module.cuCtxGetCurrent()
-        if int(context) == device._context_id and int(status) == 0:
-            (status,) = module.cuLaunchKernelEx(config, self._function, address, 0)
-        else:
-            with device.current():
-                (status,) = module.cuLaunchKernelEx(config, self._function, address, 0)
-        self._free.append(record)
-        if int(status) != 0:
-            k = self._kernel
-            device.driver.refuse(f"{k.op}.{k.variant}: cuLaunchKernelEx", status)
-
-    def _record(self) -> "_Record":
-        recipe = self._recipe
-        count = len(recipe.dtypes)
-        buffer = (ctypes.c_char * max(16 * count, 8))()
-        address = ctypes.addressof(buffer)
-        struct.pack_into(f"={count}Q", buffer, 0, *(address + 8 * (count + i) for i in range(count)))
-        formats = "".join(_FORMATS[d] for d in recipe.dtypes)
-        struct.pack_into(f"={formats}", buffer, 8 * count, *recipe.template)
-        values = (ctypes.c_uint64 * count).from_buffer(buffer, 8 * count) if count else None
-        return _Record(buffer, values, address, self._config())
-
-    def _config(self) -> Any:
-        module, k = self._device.driver.module, self._kernel
-        config = module.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = self._recipe.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = k.block
-        config.sharedMemBytes = k.shared_bytes
-        attributes = []
-        ids = module.CUlaunchAttributeID
-        if k.cluster != (1, 1, 1):
-            a = module.CUlaunchAttribute()
-            a.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            a.value.clusterDim.x, a.value.clusterDim.y, a.value.clusterDim.z = k.cluster
-            attributes.append(a)
-        if k.launch.get("pdl"):
-            a = module.CUlaunchAttribute()
-            a.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            a.value.programmaticStreamSerializationAllowed = 1
-            attributes.append(a)
-        if k.launch.get("cooperative"):
-            a = module.CUlaunchAttribute()
-            a.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            a.value.cooperative = 1
-            attributes.append(a)
-        config.attrs = attributes
-        config.numAttrs = len(attributes)
-        return config
+            self.driver.call("cuCtxPopCurrent")
+        if self._retained:
+            self._retained = False
+            self.driver.call("cuDevicePrimaryCtxRelease", self.device)
 
 
-class CudaTemporaries:
-    """Memory of one call, taken and given back in the order of its stream, also while it is captured."""
-
-    def __init__(self, device: CudaDevice, sizes: list[int], stream: int) -> None:
-        self._device, self._stream = device, stream
-        self.pointers: list[int] = []
-        with device.current():
-            try:
-                for n in sizes:
-                    self.pointers.append(int(device.driver.call("cuMemAllocAsync", max(n, 1), stream)))
-            except DriverError:
-                self.release()
-                raise
-
-    def release(self) -> None:
-        """Give it back once the work queued so far is done."""
-        with self._device.current():
-            while self.pointers:
-                self._device.driver.call("cuMemFreeAsync", self.pointers.pop(), self._stream)
-
-
-class DeviceArray:
-    """Device memory that the runtime owns, for callers whose arrays belong to no framework that can be asked
-    for one.
-
-    It offers `__cuda_array_interface__`; types that the interface cannot name (bf16, FP8) are told as raw
-    bytes of their size.
-    """
-
-    def __init__(self, device: CudaDevice, shape: tuple[int, ...], dtype: str, stream: int) -> None:
-        self.shape, self.dtype = shape, dtype
-        self._device, self._stream = device, stream
-        count = DTYPES[dtype]
-        for n in shape:
-            count *= n
-        with device.current():
-            self.pointer = int(device.driver.call("cuMemAllocAsync", max(count, 1), stream))
-
-    def __kiln_view__(self) -> View:
-        """The view that this runtime's own calls take."""
-        return View(self.pointer, self.shape, self.strides, self.dtype, self._device.ordinal, False, self)
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Row-major, in elements."""
-        return contiguous(self.shape)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        codes = {
-            "f64": "<f8",
-            "f32": "<f4",
-            "f16": "<f2",
-            "i64": "<i8",
-            "i32": "<i4",
-            "i16": "<i2",
-            "bool": "|b1",
-        }
-        raw = {"i8": "|i1", "u8": "|u1", "u32": "<u4", "bf16": "<V2"}
-        return {
-            "shape": self.shape,
-            "typestr": codes.get(self.dtype) or raw.get(self.dtype, "|V1"),
-            "data": (self.pointer, False),
-            "strides": None,
-            "version": 3,
-            "stream": self._stream or 1,
-        }
-
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if finalizing():
-            # The driver goes down with the process, and so do the names used below.
-            return
-        pointer, self.pointer = getattr(self, "pointer", 0), 0
-        if pointer and os.getpid() == self._device._pid:
-            try:
-                with self._device.current():
-                    self._device.driver.call("cuMemFreeAsync", pointer, self._stream)
-            except (DriverError, UnavailableError):
-                # The process is shutting down or the context is lost: the memory went with it.
-                return
-
-
-def _torch_stream(ordinal: int) -> int:
+def _torch_stream(ordinal: int) -> Callable[[], int]:
     torch: Any = sys.modules["torch"]
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return int(raw(ordinal)) if raw is not None else int(torch.cuda.current_stream(ordinal).cuda_stream)
+    if raw is not None:
+        return partial(raw, ordinal)
+    return lambda: int(torch.cuda.current_stream(ordinal).cuda_stream)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kiln.runtime.errors import DriverError, UnavailableError
+from kiln.runtime.errors import ContextLostError, DriverError, UnavailableError
 
 _HINTS = {
     1: "a value is out of range",
@@ -15,14 +15,25 @@ _HINTS = {
     201: "the context is gone; load the library again",
     209: "the cubin is for another architecture; build this device's target",
     222: "the driver is older than the toolchain; update it",
+    214: "the device's memory has an error that cannot be corrected; the context is lost",
+    400: "a function or stream of another context, or one that was destroyed; pass a stream of this device",
     500: "the cubin has no such entry; rebuild the tree",
     700: "a kernel accessed memory it may not; the context is lost, restart the process",
     709: "the context was destroyed; load the library again",
     716: "a kernel was given a misaligned address; the context is lost, restart the process",
     719: "a kernel failed; the context is lost, restart the process",
+    702: "a kernel ran longer than the device allows; the context is lost, restart the process",
+    710: "a kernel's assertion failed; the context is lost, restart the process",
+    714: "a kernel failed in its hardware stack; the context is lost, restart the process",
+    715: "a kernel ran an illegal instruction; the context is lost, restart the process",
+    717: "a kernel used an address of the wrong space; the context is lost, restart the process",
+    718: "a kernel's program counter left its code; the context is lost, restart the process",
     803: "the driver and its kernel module do not match; reboot or reinstall the driver",
     900: "this is not allowed while a stream is being captured; prepare and seal the library first",
 }
+
+_LOST = frozenset({201, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
+"""Codes after which nothing works in the context any more."""
 
 
 class Driver:
@@ -38,7 +49,8 @@ class Driver:
         """Call a driver function; its results without the status: none, one value, or a tuple.
 
         Raises:
-            DriverError: any status but success.
+            ContextLostError: nothing works in this context any more.
+            DriverError: any other status but success.
         """
         status, *values = getattr(self.module, name)(*args)
         if int(status) != 0:
@@ -50,7 +62,8 @@ class Driver:
         code = int(status)
         label = getattr(status, "name", str(code))
         hint = _HINTS.get(code, "see the CUDA driver's documentation of this code")
-        raise DriverError(
+        kind = ContextLostError if code in _LOST else DriverError
+        raise kind(
             f"{name} returned {code} {label}: {hint}. An earlier asynchronous call may be the cause.",
             code,
             label,

@@ -30,6 +30,10 @@ class SelectionError(KilnError):
     """No candidate may run this call; the message lists each with its reason."""
 
 
+class ProviderError(KilnError):
+    """A provider of the caller's failed in another way than by declining; the message names it."""
+
+
 class UnavailableError(KilnError):
     """Something that is needed is not there: a tree, a driver, a package; or the library was closed or
     forked."""
@@ -47,3 +51,7 @@ class DriverError(KilnError):
         super().__init__(message)
         self.code = code
         self.name = name
+
+
+class ContextLostError(DriverError):
+    """The CUDA context was reset, destroyed or broken by a kernel: every later call in it fails too."""

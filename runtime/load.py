@@ -3,102 +3,80 @@ first used."""
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from kiln.runtime.arguments import nearest
+from kiln.runtime.arrays import writable_bytes
+from kiln.runtime.bound import BoundCall
 from kiln.runtime.cpu import CpuDevice
-from kiln.runtime.device import Device, PretendDevice, no_target
+from kiln.runtime.device import Device, PretendDevice
 from kiln.runtime.entities import Kernel, Manifest, Plan
 from kiln.runtime.errors import ContractError, IntegrityError, UnavailableError
-from kiln.runtime.files import Folder, check_bytes
-from kiln.runtime.manifest import parse_index, parse_manifest
-from kiln.runtime.operation import Operation, Resolved
-from kiln.runtime.schema import MAX_INDEX_BYTES
+from kiln.runtime.extend import Extensible
+from kiln.runtime.files import Folder
+from kiln.runtime.operation import Operation
+from kiln.runtime.providers import Providers
+from kiln.runtime.roots import OpenRoot, Root, RootInfo, open_roots
+from kiln.runtime.scratch import ScratchPolicy, ScratchPool
 from kiln.runtime.select import Explanation
+from kiln.runtime.signature import PublicKey
 
-Root = str | os.PathLike[str]
+if TYPE_CHECKING:
+    from kiln.runtime.selftest import SelftestReport
 
 
 def load(
-    root: Root | None = None,
+    root: Root | Sequence[Root] | None = None,
     device: str | Device = "cpu",
     *,
-    expect: str | None = None,
-    minimum_generation: int = 0,
+    expect: str | Sequence[str | None] | None = None,
+    minimum_generation: int | Sequence[int] = 0,
+    key: PublicKey | Sequence[PublicKey | None] | None = None,
     threads: int | None = None,
+    scratch: ScratchPolicy | None = None,
 ) -> "Library":
-    """Open a tree of artifacts for a device.
+    """Open a tree of artifacts for a device, or several that are searched in order.
 
     Args:
-        root: the folder that holds INDEX.json; the installed kiln.aot_artifacts by default.
+        root: the folder that holds INDEX.json, or several; the installed kiln.aot_artifacts by default. Each
+            op is served by the first root that holds it for the device, see `Library.roots`.
         device: "cpu", "cuda", "cuda:1", or a target name such as "sm_90a" to explain calls without that
             device.
         expect: "sha256:<hex>", the digest of INDEX.json that `kiln build` printed; any other tree is refused.
-        minimum_generation: refuse a tree that is older than this generation.
+            One for each root where there are several.
+        minimum_generation: refuse a tree that is older than this generation; one for every root, or one each.
+        key: the Ed25519 public key whose owner must have signed the tree: 32 bytes, "ed25519:<hex>" or the
+            path of a file in PEM; one for every root, or one each (None for an unsigned root).
         threads: most CPU threads a call may use.
+        scratch: how scratch memory is handed out, where `device` is a name.
 
     Raises:
-        UnavailableError: no such tree, or no such device.
-        IntegrityError: INDEX.json or a manifest is not what it should be.
-        TargetError: the tree holds nothing for the device.
+        UnavailableError: no such tree, no such device, or no package for signatures.
+        IntegrityError: INDEX.json, its signature or a manifest is not what it should be.
+        TargetError: no root holds anything for the device.
     """
-    folder = Folder.open_root(root if root is not None else _installed())
+    place = _device(device, threads, scratch)
+    roots = open_roots(root, place, expect, minimum_generation, key)
     try:
-        index = _read_index(folder, expect, minimum_generation)
-        place = _device(device, threads)
-        targets = place.targets(index.targets)
-        if not targets:
-            raise no_target(place, index.targets)
-        manifests = {}
-        for target in targets:
-            entry = index.targets[target]
-            where = f"{folder.path}/{entry.manifest}"
-            with folder.folder(target) as inner:
-                data = inner.read_exact("MANIFEST.json", entry.bytes, entry.sha256)
-            manifests[target] = parse_manifest(data, target, where)
-        return Library(folder, place, manifests, index.generation)
+        return Library(roots, place)
     except BaseException:
-        folder.close()
+        for opened in roots:
+            opened.folder.close()
         raise
 
 
-def _installed() -> str:
-    spec = find_spec("kiln.aot_artifacts")
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    if not places:
-        raise UnavailableError("no artifacts are installed; pass the folder of a built tree as root.")
-    return places[0]
-
-
-def _read_index(folder: Folder, expect: str | None, minimum_generation: int) -> Any:
-    where = f"{folder.path}/INDEX.json"
-    data = folder.read("INDEX.json", MAX_INDEX_BYTES)
-    if expect is not None:
-        algorithm, _, digest = expect.partition(":")
-        if algorithm != "sha256" or len(digest) != 64:
-            raise ContractError(f"found expect={expect!r}, expected sha256: and 64 hex digits.")
-        check_bytes(data, len(data), digest.lower(), where)
-    index = parse_index(data, where)
-    if index.generation < minimum_generation:
-        raise IntegrityError(
-            f"{where}: generation {index.generation}, expected at least {minimum_generation}; the "
-            "tree was rolled back."
-        )
-    return index
-
-
-def _device(device: str | Device, threads: int | None) -> Device:
+def _device(device: str | Device, threads: int | None, scratch: ScratchPolicy | None) -> Device:
     if not isinstance(device, str):
         return device
     kind, _, ordinal = device.partition(":")
     if device == "cpu":
-        return CpuDevice(threads)
+        return CpuDevice(threads, scratch=scratch)
     if kind == "cuda" and ((ordinal.isascii() and ordinal.isdigit()) or device == "cuda"):
         from kiln.runtime.cuda import CudaDevice
 
-        return CudaDevice(int(ordinal or 0))
+        return CudaDevice(int(ordinal or 0), scratch=scratch)
     if device.startswith(("sm_", "cpu-")):
         return PretendDevice(device)
     raise ContractError(
@@ -111,36 +89,45 @@ def read_disabled(environment: Mapping[str, str] = os.environ) -> frozenset[str]
     return frozenset(filter(None, (n.strip() for n in environment.get("KILN_DISABLE", "").split(","))))
 
 
-class Library:
-    """The ops of a tree on one device: `library.rms_norm(x, weight)`. Threads may share it."""
+class Library(Extensible):
+    """The ops of trees on one device: `library.rms_norm(x, weight)`. Threads may share it."""
 
-    def __init__(
-        self, folder: Folder, device: Device, manifests: Mapping[str, Manifest], generation: int
-    ) -> None:
-        self.device = device
-        self.generation = generation
-        self.targets = tuple(manifests)
-        self.disabled = read_disabled()
-        self.manifests = dict(manifests)
-        self._folder = folder
+    def __init__(self, roots: Sequence[OpenRoot], device: Device) -> None:
+        super().__init__(device, {n: f"KILN_DISABLE={n}" for n in read_disabled()})
+        self.generation = roots[0].generation
+        self._roots = tuple(roots)
         self._lock = threading.RLock()
         self._closed = False
-        self._sealed = False
-        self._functions: dict[tuple[str, str, str], Any] = {}
-        self._operations = {t: self._operations_of(t, m) for t, m in self.manifests.items()}
+        self.sealed = False
+        self._buffers: dict[int, Any] = {}
+        self._functions: dict[tuple[int, str, str, str], Any] = {}
+        self._hosts = [_Host(self, i, r) for i, r in enumerate(self._roots)]
         self._ops: dict[str, Operation] = {}
-        for operations in self._operations.values():
-            for name, operation in operations.items():
+        self.manifests: dict[str, Manifest] = {}
+        for host in self._hosts:
+            for target, manifest in host.root.manifests.items():
+                self.manifests.setdefault(target, manifest)
+            for name, operation in host.best().items():
                 self._ops.setdefault(name, operation)
-        device.check_toolchain(v for m in self.manifests.values() for v in _assemblers(m))
+        self.targets = tuple(self.manifests)
+        device.check_toolchain(v for r in self._roots for m in r.manifests.values() for v in _assemblers(m))
 
-    def _operations_of(self, target: str, m: Manifest) -> dict[str, Operation]:
-        candidates: dict[str, list[Kernel | Plan]] = {name: [] for name in m.ops}
-        for c in m.kernels:
-            candidates[c.op].append(c)
-        for p in m.recipes:
-            candidates[p.op].append(p)
-        return {name: Operation(name, sig, target, candidates[name], self) for name, sig in m.ops.items()}
+    def _everything(self) -> list[Operation]:
+        return [o for h in self._hosts for of_target in h.operations.values() for o in of_target.values()]
+
+    @property
+    def roots(self) -> tuple[RootInfo, ...]:
+        """Every root in order, with what it serves and what an earlier one serves instead."""
+        found = []
+        for host in self._hosts:
+            best, r = host.best(), host.root
+            mine = tuple(sorted(n for n, o in best.items() if self._ops[n] is o))
+            shadowed = tuple(sorted(best.keys() - set(mine)))
+            targets = tuple(r.manifests)
+            found.append(
+                RootInfo(r.folder.path, r.digest, r.generation, r.signed_by, targets, mine, shadowed)
+            )
+        return tuple(found)
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -171,18 +158,33 @@ class Library:
 
     def explain(self, name: str, *operands: Any, **named: Any) -> Explanation:
         """Every candidate of a call, in order, with its reason. See
-        Operation.explain."""
-        return self.op(name).explain(*operands, **named)
+        Operation.explain. Other roots that hold the op as well are noted."""
+        found = self.op(name).explain(*operands, **named)
+        notes = tuple(f"shadowed: {name} of {r.path}" for r in self.roots if name in r.shadowed)
+        return replace(found, notes=notes) if notes else found
 
-    def resolve(self, name: str, *operands: Any, **named: Any) -> Resolved:
-        """A call ready to launch. See Operation.resolve."""
-        return self.op(name).resolve(*operands, **named)
+    def bind(self, name: str, *operands: Any, **named: Any) -> BoundCall:
+        """A call ready to launch again and again. See Operation.bind."""
+        return self.op(name).bind(*operands, **named)
 
-    def prepare(self, names: Iterable[str] | None = None) -> int:
+    def reserve(self, name: str, *operands: Any, **named: Any) -> int:
+        """Load what a call would run and reserve its scratch. See Operation.reserve."""
+        return self.op(name).reserve(*operands, **named)
+
+    def prepare(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        calls: Iterable[tuple[str, Mapping[str, Any]]] = (),
+        stream: Any = None,
+    ) -> int:
         """Verify and load every kernel that this device may run of these ops and of what their plans call.
 
         Args:
             names: ops; every op by default.
+            calls: (op, its arguments by name) of calls whose scratch is reserved too; operands that are not
+                there yet may be `kiln.runtime.arrays.described(shape, dtype, device)`.
+            stream: the stream on which those calls will be made.
 
         Returns:
             The number of kernels that are loaded.
@@ -193,35 +195,87 @@ class Library:
         count = 0
         while pending:
             operation = pending.pop()
-            if (operation.target, operation.name) in seen:
+            if operation in seen:
                 continue
-            seen.add((operation.target, operation.name))
+            seen.add(operation)
             for c in operation.candidates:
                 if isinstance(c, Plan):
-                    pending += [self.operation(operation.target, step.op) for step in c.steps]
+                    pending += [operation.callee(step.op) for step in c.steps]
                 elif self.device.refusal(c) is None:
-                    self.function(operation.target, c)
+                    operation.function(c)
                     count += 1
+        for op, named in calls:
+            self.reserve(op, stream=stream, **named)
         return count
 
     def seal(self) -> None:
-        """From now on nothing is read or loaded: a call that would need it is refused. Prepare first."""
-        self._sealed = True
+        """From now on nothing is read, loaded, locked or allocated, and the driver is asked nothing but to
+        launch: a call that would need more is refused by name, so that every other one may be captured in a
+        graph. Prepare first. Outputs that are not given are allocated by torch or NumPy if the operands are
+        theirs, else refused.
+        """
+        self.sealed = True
+        self._forget_short_ways()
+
+    def _forget_short_ways(self) -> None:
+        for operation in self._everything():
+            operation.forget()
+
+    @property
+    def scratch(self) -> ScratchPool:
+        """The scratch memory of the device: its counters, release and poison."""
+        return self.device.scratch
+
+    def set_scratch(self, buffer: Any, stream: Any = None) -> None:
+        """Let calls on a stream take their scratch from the caller's buffer and never from elsewhere.
+
+        Args:
+            buffer: a dense array of any type on the library's device, at a multiple of 256 bytes; it is kept
+                alive until the library is closed.
+            stream: as for a call.
+
+        Raises:
+            ContractError: another device, layout or alignment, or a read-only array.
+        """
+        handle = self.device.stream(stream, buffer)
+        self.device.scratch.give(*writable_bytes(buffer, self.device.ordinal), handle)
+        self._buffers[handle] = buffer
+
+    def selftest(
+        self, ops: Iterable[str] | None = None, *, against: "Library | None" = None
+    ) -> "SelftestReport":
+        """Run every kernel and plan that this device may run on small seeded calls, and compare the ways to
+        run each op with each other. Takes seconds, needs no compiler; do it before sealing.
+
+        Args:
+            ops: which; every op by default.
+            against: the same ops loaded for the CPU, whose answers exact ops must give as well.
+
+        Returns:
+            A report: `report.ok`, and text with what was wrong.
+
+        Raises:
+            UnavailableError: the device is only pretended.
+        """
+        from kiln.runtime import selftest
+
+        return selftest.run(self, ops, against)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls per op and variant, those of plans' steps included; ops that never ran are left out."""
         found: dict[str, dict[str, int]] = {}
-        for operations in self._operations.values():
-            for name, operation in operations.items():
-                counts = {v: n[0] for v, n in operation.counts.items() if n[0]}
-                if counts:
-                    found.setdefault(name, {}).update(counts)
+        for operation in self._everything():
+            # A copy: a call that first meets a provider adds to it.
+            for variant, count in list(operation.counts.items()):
+                if count[0]:
+                    of_op = found.setdefault(operation.name, {})
+                    of_op[variant] = of_op.get(variant, 0) + count[0]
         return found
 
     @property
     def loaded(self) -> tuple[str, ...]:
         """The kernels that were loaded, as op.variant, sorted."""
-        return tuple(sorted(f"{op}.{variant}" for _, op, variant in self._functions))
+        return tuple(sorted(f"{op}.{variant}" for _, _, op, variant in self._functions))
 
     def close(self) -> None:
         """Give everything back; closing twice is fine, calling an op afterwards is refused."""
@@ -229,8 +283,10 @@ class Library:
             if self._closed:
                 return
             self._closed = True
+            self._forget_short_ways()
             self._functions.clear()
-            self._folder.close()
+            for opened in self._roots:
+                opened.folder.close()
             self.device.close()
 
     def __enter__(self) -> "Library":
@@ -249,18 +305,23 @@ class Library:
             raise UnavailableError("this library was closed; load the tree again.")
 
     def operation(self, target: str, name: str) -> Operation:
-        """An op of one manifest: what that manifest's plans call."""
-        return self._operations[target][name]
+        """An op of one target, of the first root that has it."""
+        return next(h.operations[target][name] for h in self._hosts if name in h.operations.get(target, ()))
 
-    def function(self, target: str, kernel: Kernel) -> Any:
+    def function(
+        self, root: int, target: str, kernel: Kernel, stream: Callable[[], int] | None = None
+    ) -> Any:
         """The entry of a kernel: its file is read once, verified and proved to match the manifest, then
         loaded.
 
+        Args:
+            stream: what tells the stream of the call that needs it, if one does.
+
         Raises:
             IntegrityError: the file is not the one the manifest describes.
-            UnavailableError: the library is sealed or closed.
+            UnavailableError: the library is sealed or closed, or the stream is being captured.
         """
-        key = (target, kernel.op, kernel.variant)
+        key = (root, target, kernel.op, kernel.variant)
         found = self._functions.get(key)
         if found is not None:
             return found
@@ -268,29 +329,79 @@ class Library:
             self.check_open()
             found = self._functions.get(key)
             if found is None:
-                if self._sealed:
+                if self.sealed:
                     raise UnavailableError(
                         f"{kernel.op}.{kernel.variant} is not loaded and the library is sealed; "
                         "prepare it before sealing."
                     )
-                data = self._verified(target, kernel)
+                if stream is not None:
+                    self.device.check_capture(kernel, stream())
+                data = _verified(self._roots[root].folder, target, kernel)
                 found = self._functions[key] = self.device.load(kernel, data)
         return found
 
-    def _verified(self, target: str, kernel: Kernel) -> bytes:
-        with self._folder.folder(target) as folder:
-            data = folder.read_exact(kernel.file, kernel.bytes, kernel.sha256)
-        # Most of the import time, and needed only once something runs.
-        from kiln.runtime import proof
 
-        faults = proof.prove_launch(kernel, target, data)
-        if faults:
-            raise IntegrityError(
-                f"{self._folder.path}/{target}/{kernel.file} is not what "
-                f"{kernel.op}.{kernel.variant} promises: "
-                f"{faults[0]} Rebuild the tree."
-            )
-        return data
+class _Host:
+    """One root of a library, as its operations see it: kernels and the ops that plans call are its own."""
+
+    def __init__(self, library: Library, number: int, root: OpenRoot) -> None:
+        self.root = root
+        self.device = library.device
+        self.providers: Providers = library.providers
+        self.check_open = library.check_open
+        self._library = library
+        self._number = number
+        self.operations = {t: self._operations_of(t, m) for t, m in root.manifests.items()}
+
+    def _operations_of(self, target: str, m: Manifest) -> dict[str, Operation]:
+        candidates: dict[str, list[Kernel | Plan]] = {name: [] for name in m.ops}
+        for c in m.kernels:
+            candidates[c.op].append(c)
+        for p in m.recipes:
+            candidates[p.op].append(p)
+        return {name: Operation(name, sig, target, candidates[name], self) for name, sig in m.ops.items()}
+
+    @property
+    def disabled(self) -> Mapping[str, str]:
+        """Names that must not run -> who said so."""
+        return self._library.disabled
+
+    def best(self) -> dict[str, Operation]:
+        """Every op, of the best target that has it."""
+        found: dict[str, Operation] = {}
+        for operations in self.operations.values():
+            for name, operation in operations.items():
+                found.setdefault(name, operation)
+        return found
+
+    def operation(self, target: str, name: str) -> Operation:
+        """An op of one manifest: what that manifest's plans call."""
+        return self.operations[target][name]
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing may be loaded or allocated any more."""
+        return self._library.sealed
+
+    def function(self, target: str, kernel: Kernel, stream: Callable[[], int] | None = None) -> Any:
+        """The loaded entry of a kernel; `stream` tells whose call needs it, if one does."""
+        return self._library.function(self._number, target, kernel, stream)
+
+
+def _verified(root: Folder, target: str, kernel: Kernel) -> bytes:
+    with root.folder(target) as folder:
+        data = folder.read_exact(kernel.file, kernel.bytes, kernel.sha256)
+    # Most of the import time, and needed only once something runs.
+    from kiln.runtime import proof
+
+    faults = proof.prove_launch(kernel, target, data)
+    if faults:
+        raise IntegrityError(
+            f"{root.path}/{target}/{kernel.file} is not what "
+            f"{kernel.op}.{kernel.variant} promises: "
+            f"{faults[0]} Rebuild the tree."
+        )
+    return data
 
 
 def _assemblers(m: Manifest) -> Iterable[str]:

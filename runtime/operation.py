@@ -5,21 +5,27 @@ that by a key of
 shapes, strides, types and alignments, and only check what depends on addresses and values.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from kiln.runtime.alias import Overlap, check_overlaps
+from kiln.runtime.alias import Overlap
 from kiln.runtime.arguments import Arguments, Given
-from kiln.runtime.arrays import view
+from kiln.runtime.arrays import is_torch, view
 from kiln.runtime.bind import Binder, Bound, Output
-from kiln.runtime.device import Device, Launcher
+from kiln.runtime.bound import BoundCall
+from kiln.runtime.consistency import RESERVED_NAMES
+from kiln.runtime.decision import Decision
+from kiln.runtime.device import Args, Device, Launcher
 from kiln.runtime.entities import Kernel, Plan, Signature
-from kiln.runtime.errors import ContractError, KilnError, UnavailableError
+from kiln.runtime.errors import ContractError, KilnError, ProviderError, UnavailableError
 from kiln.runtime.expr import names
-from kiln.runtime.plan import Args, Attrs, PlanLauncher, Views
+from kiln.runtime.plan import Attrs, Place, PlanLauncher, Views
+from kiln.runtime.provided import CountingLauncher, ProviderLauncher
+from kiln.runtime.providers import Provider, Providers
 from kiln.runtime.recipe import make_recipe, shape_args
+from kiln.runtime.scratch import Block
 from kiln.runtime.select import (
+    Asked,
     Candidate,
     Explanation,
     Verdict,
@@ -31,9 +37,7 @@ from kiln.runtime.select import (
     why_not_call,
     why_passed,
 )
-
-Asked = tuple[str, str | None, str | None, str | None]
-"""The fields of a Wanted, not yet made one: most calls only look a decision up."""
+from kiln.runtime.shortcut import UNKNOWN, Miss, ShortWay, Values
 
 MAX_DECISIONS = 4096
 """Decisions an op remembers; a workload with more shapes than this starts over."""
@@ -43,10 +47,18 @@ class Host(Protocol):
     """What an operation needs of its library."""
 
     device: Device
-    disabled: frozenset[str]
+    providers: Providers
 
-    def function(self, target: str, kernel: Kernel) -> Any:
-        """The loaded entry of a kernel."""
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing may be loaded or allocated any more."""
+
+    @property
+    def disabled(self) -> Mapping[str, str]:
+        """Names that must not run -> who said so."""
+
+    def function(self, target: str, kernel: Kernel, stream: Callable[[], int] | None = None) -> Any:
+        """The loaded entry of a kernel; `stream` tells whose call needs it, if one does."""
 
     def operation(self, target: str, name: str) -> "Operation":
         """Another op of the same manifest."""
@@ -55,140 +67,137 @@ class Host(Protocol):
         """Refuse a closed library."""
 
 
-@dataclass(slots=True)
-class Decision:
-    """What a call of one shape does.
-
-    Attributes:
-        candidate: what runs; None where there is nothing to compute.
-        launcher: how.
-        outputs: (tensor position, what to allocate).
-        overlaps: pairs of operands whose addresses must be compared at each call.
-        count: the counter of the candidate.
-    """
-
-    candidate: Candidate | None
-    launcher: Launcher | None
-    outputs: tuple[tuple[int, Output], ...]
-    overlaps: tuple[Overlap, ...]
-    count: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A call that is ready to run again and again.
-
-    Attributes:
-        candidate: the kernel or plan that runs; None for a call without rows.
-        launch: queue it (CUDA) or run it (CPU) on the same arrays; nothing is checked again.
-        outputs: the arrays it writes, as the call would return them.
-        pointers: addresses read, then written, per tensor operand.
-    """
-
-    candidate: Candidate | None
-    launch: Callable[[], None]
-    outputs: Any
-    pointers: tuple[int, ...]
-
-
-class Operation:
+class Operation(ShortWay):
     """An op or recipe of a library; call it with operands by position or by name."""
 
     def __init__(
-        self, name: str, sig: Signature, target: str, candidates: list[Candidate], host: Host
+        self, name: str, sig: Signature, target: str, candidates: list[Kernel | Plan], host: Host
     ) -> None:
+        super().__init__()
         self.name = name
         self.sig = sig
         self.target = target
         self.candidates = ordered(candidates, target)
         self.counts: dict[str, list[int]] = {c.variant: [0] for c in self.candidates}
         self.__doc__ = sig.doc
+        self.device = host.device
         self._host = host
-        self._device = host.device
         self._arguments = Arguments(name, sig)
         self._binder = Binder(name, sig, host.device.ordinal)
         self._size = len(sig.tensors)
         positions = {t.name: i for i, t in enumerate(sig.tensors)}
         self._returned = [positions[n] for n in sig.returns]
-        self._key_scalars = self._shaping_scalars()
+        self._shaping: list[int] | None = None
         self._decisions: dict[tuple[Any, ...], Decision] = {}
 
     def __repr__(self) -> str:
         operands = ", ".join(o.name for o in self.sig.operands)
-        return f"<{self.name}({operands}) on {self._device.label}>"
+        return f"<{self.name}({operands}) on {self.device.label}>"
+
+    @property
+    def key_scalars(self) -> list[int]:
+        """Positions of the scalars on whose values the choice or the shape of a launch depends."""
+        if self._shaping is None:
+            self._shaping = self._shaping_scalars()
+        return self._shaping
 
     def _shaping_scalars(self) -> list[int]:
         trees: list[Any] = [p for p, _ in self.sig.constraints] + [
             e for t in self.sig.tensors for e in t.shape
         ]
         for c in self.candidates:
-            trees += [] if isinstance(c, Kernel) else [c.when, *(e for t in c.temps for e in t.shape)]
+            if isinstance(c, Plan):
+                trees += [c.when, *(e for t in c.temps for e in t.shape), *self._shaping_of_steps(c)]
         found = {name for tree in trees for head, name in names(tree) if head == "arg"}
         found |= {name for c in self.candidates if isinstance(c, Kernel) for name in shape_args(self.sig, c)}
         binding = {i for i, _ in self._binder.dim_scalars}
         return [i for i, o in enumerate(self.sig.scalars) if o.name in found or i in binding]
 
-    def __call__(
-        self,
-        *operands: Any,
-        out: Any = None,
-        stream: Any = None,
-        mode: str = "exact",
-        tier: str | None = None,
-        variant: str | None = None,
-        isa: str | None = None,
-        **named: Any,
-    ) -> Any:
-        """Run the op.
+    def _shaping_of_steps(self, plan: Plan) -> Iterator[Any]:
+        """The expressions of the scalars on which the choice of a step's kernel depends."""
+        for step in plan.steps:
+            callee = self.callee(step.op)
+            for i in callee.key_scalars:
+                name = callee.sig.scalars[i].name
+                if name in step.args:
+                    yield step.args[name]
 
-        Args:
-            operands: in declared order, outputs left out.
-            out: the array to write, or a tuple of them in return order; None allocates (or writes an in/out
-                operand in place).
-            stream: a CUDA stream: a handle or an object that has one.
-            mode: "fast" lets kernels with an envelope contract go first.
-            tier: only candidates of this tier.
-            variant: only this candidate.
-            isa: only kernels of this CPU tier.
-            named: operands, scalars and attributes by name.
+    def _long(self, operands: Values, named: dict[str, Any], out: Any, stream: Any, miss: Miss) -> Any:
+        given, decision, pointers, handle, _ = self._ready(operands, named, out, stream)
+        self._launch(decision, pointers, given.scalars, handle)
+        if miss is UNKNOWN:
+            self.learn(operands, named)
+        else:
+            self.keep(miss, operands, named, out, decision)
+        return self.results(given)
 
-        Returns:
-            The written array, or a tuple of them in return order.
+    def _launch(self, decision: Decision, pointers: Sequence[int], args: Args, handle: int) -> None:
+        launcher = decision.launcher
+        if launcher is None:
+            return
+        if launcher.scratch_bytes:
+            block = self.scratch(decision, handle)
+            try:
+                launcher.run(pointers, args, handle, block.address)
+            finally:
+                self.device.scratch.put(block)
+        else:
+            launcher.run(pointers, args, handle)
+        decision.count[0] += 1
+
+    def scratch(self, decision: Decision, stream: int) -> Block:
+        """A block of the stream's scratch for one launch.
 
         Raises:
-            ContractError: the call breaks the op's contract.
-            SelectionError: no candidate may run it.
+            UnavailableError: it would have to grow on a sealed library or while the stream is captured.
+            DriverError: there is no more memory.
         """
-        given, decision, pointers, handle = self._ready(
-            operands, named, out, stream, (mode, tier, variant, isa)
-        )
-        if decision.launcher is not None:
-            decision.launcher.run(pointers, given.scalars, handle)
-            decision.count[0] += 1
-        return self._results(given)
+        size = 0 if decision.launcher is None else decision.launcher.scratch_bytes
+        block = self.device.scratch.take(size, stream)
+        if block is not None:
+            return block
+        if self._host.sealed:
+            raise UnavailableError(
+                f"{decision.label} needs {size} bytes of scratch on this stream and the library is sealed; "
+                "reserve() the call on the stream before sealing."
+            )
+        return self.device.scratch.grow(size, stream, decision.label)
 
-    def resolve(
-        self,
-        *operands: Any,
-        out: Any = None,
-        stream: Any = None,
-        mode: str = "exact",
-        tier: str | None = None,
-        variant: str | None = None,
-        isa: str | None = None,
-        **named: Any,
-    ) -> Resolved:
-        """Everything a call does but the launch: for benchmarks and CUDA graphs. Arguments as for a call."""
-        given, decision, pointers, handle = self._ready(
-            operands, named, out, stream, (mode, tier, variant, isa)
-        )
-        launcher, scalars = decision.launcher, given.scalars
+    def bind(self, *operands: Any, out: Any = None, stream: Any = None, **named: Any) -> BoundCall:
+        """A call that is checked now and launched later, again and again. Arguments as for a call; outputs
+        that are not given are allocated once.
 
-        def launch() -> None:
-            if launcher is not None:
-                launcher.run(pointers, scalars, handle)
+        Raises:
+            ContractError, SelectionError: as a call.
+        """
+        return BoundCall(self, *self._ready(operands, named, out, stream))
 
-        return Resolved(decision.candidate, launch, self._results(given), tuple(pointers))
+    def reserve(
+        self, *operands: Any, out: Any = None, stream: Any = None, threads: int = 1, **named: Any
+    ) -> int:
+        """Load what a call would run, and make sure that it finds its scratch on the stream.
+
+        Args:
+            operands: arrays, or `kiln.runtime.arrays.described(shape, dtype, device)` of arrays that are not
+                there yet. Others as for a call.
+            threads: how many will make such calls on this stream at once.
+
+        Returns:
+            Bytes of scratch of the call, whether or not its providers decline it.
+
+        Raises:
+            ContractError, SelectionError: as a call.
+            UnavailableError: the stream is being captured, or the caller's buffer is too small.
+        """
+        named, wanted = _parted(named)
+        given = self._arguments.sort(operands, named, out)
+        reads, writes = self._views(given)
+        handle = self.device.stream(stream, _example(given))
+        decision = self._decide(reads, writes, given.scalars, given.attrs, wanted, None)
+        sizes = decision.blocks(given.scalars)
+        size = max(sizes, default=0)
+        self.device.scratch.reserve(size, handle, decision.label, threads * len(sizes))
+        return size
 
     def explain(
         self,
@@ -206,7 +215,19 @@ class Operation:
         bound = self._bind(reads, writes, given.scalars, given.attrs)
         wanted = Wanted(mode, tier, variant, isa)
         found = [v for v, _, _ in self._judge(bound, reads, writes, given.scalars, wanted)]
-        return Explanation(self.name, self._device.label, tuple(found))
+        return Explanation(self.name, self.device.label, tuple(found))
+
+    def shapes(self, *operands: Any, **named: Any) -> dict[str, Output]:
+        """Shape and element type of each output that a call would allocate; operands may be views of no
+        memory. Loads and launches nothing.
+
+        Raises:
+            ContractError: the call breaks the op's contract.
+        """
+        given = self._arguments.sort(operands, named, None)
+        reads, writes = self._views(given)
+        bound = self._bind(reads, writes, given.scalars, given.attrs)
+        return {self.sig.tensors[i].name: o for i, o in bound.outputs.items()}
 
     def check(self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted) -> None:
         """Refuse a call that no candidate may run; nothing is loaded."""
@@ -214,47 +235,60 @@ class Operation:
         if not bound.empty:
             self._choose(bound, reads, writes, args, wanted)
 
-    def launch(
+    def decide(
+        self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted, place: Place | None
+    ) -> Decision:
+        """What a call whose outputs are all given does, for a plan's step."""
+        return self._decide(reads, writes, args, attrs, wanted, place)
+
+    def fall_back(
         self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted, stream: int
     ) -> None:
-        """Run a call whose outputs are all given, for a plan's step."""
-        decision = self._decide(reads, writes, args, attrs, wanted)
+        """Run a call that a provider declined; its outputs are all given."""
+        decision = self._decide(reads, writes, args, attrs, wanted, lambda: stream)
         pointers = _pointers(reads) + _pointers(writes)
-        if decision.overlaps:
-            check_overlaps(self.name, decision.overlaps, pointers)
-        if decision.launcher is not None:
-            decision.launcher.run(pointers, args, stream)
-            decision.count[0] += 1
+        if decision.checks:
+            decision.check(pointers)
+        self._launch(decision, pointers, args, stream)
+
+    def decided(self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Asked) -> Decision:
+        """What a call does whose arrays were replaced."""
+        return self._decide(reads, writes, args, attrs, wanted, None)
 
     def _ready(
-        self,
-        operands: tuple[Any, ...],
-        named: dict[str, Any],
-        out: Any,
-        stream: Any,
-        wanted: Asked,
-    ) -> tuple[Given, Decision, list[int], int]:
+        self, operands: tuple[Any, ...], named: dict[str, Any], out: Any, stream: Any
+    ) -> tuple[Given, Decision, list[int], int, Asked]:
+        named, wanted = _parted(named)
         self._host.check_open()
         given = self._arguments.sort(operands, named, out)
         reads, writes = self._views(given)
         for v in reads:
             if v is not None and not v[0] and 0 not in v[1]:
                 raise ContractError(f"{self.name}: an operand has a null address; pass an array with memory.")
-        decision = self._decide(reads, writes, given.scalars, given.attrs, wanted)
+        example = _example(given)
+        decision = self._decide(
+            reads, writes, given.scalars, given.attrs, wanted, lambda: self.device.stream(stream, example)
+        )
         pointers = _pointers(reads) + _pointers(writes)
-        example = None
-        for example in given.reads:
-            if example is not None:
-                break
-        handle = self._device.stream(stream, example)
+        handle = self.device.stream(stream, example)
         for i, o in decision.outputs:
-            array = given.writes[i] = self._device.allocate(example, o.shape, o.dtype, handle)
+            self._check_allocation(decision, self.sig.tensors[i].name, example, o)
+            make = self.device.maker(example, o.shape, o.dtype)
+            array = given.writes[i] = make(example) if is_torch(example) else make(example, handle)
             pointers[self._size + i] = view(array).ptr
-        if decision.overlaps:
-            check_overlaps(self.name, decision.overlaps, pointers)
-        return given, decision, pointers, handle
+        if decision.checks:
+            decision.check(pointers)
+        return given, decision, pointers, handle, wanted
 
-    def _results(self, given: Given) -> Any:
+    def _check_allocation(self, decision: Decision, name: str, example: Any, o: Output) -> None:
+        if self._host.sealed and 0 not in o.shape and self.device.allocates(example):
+            raise UnavailableError(
+                f"{decision.label}: the output {name} would be allocated from the driver and the library is "
+                "sealed; pass out=, or torch tensors, whose outputs torch allocates."
+            )
+
+    def results(self, given: Given) -> Any:
+        """What a call returns."""
         if len(self._returned) == 1:
             return given.writes[self._returned[0]]
         return tuple(given.writes[i] for i in self._returned)
@@ -275,7 +309,9 @@ class Operation:
         named = {a.name: v for a, v in zip(self.sig.attrs, attrs, strict=True)}
         return self._binder.bind(reads, writes, args, named)
 
-    def _decide(self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Asked) -> Decision:
+    def _decide(
+        self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Asked, place: Place | None
+    ) -> Decision:
         key: list[Any] = [attrs, wanted]
         for v in reads:
             if v is None:
@@ -294,32 +330,54 @@ class Operation:
                     v.ptr & -v.ptr & 255,
                     v.readonly,
                 )
-        key += [args[i] for i in self._key_scalars]
-        found = self._decisions.get(tuple(key))
-        return (
-            found if found is not None else self._decide_anew(tuple(key), reads, writes, args, attrs, wanted)
-        )
+        key += [args[i] for i in self.key_scalars]
+        whole = tuple(key)
+        # Those that a change of providers or disabled names throws away while a new one is made.
+        decisions = self._decisions
+        found = decisions.get(whole)
+        if found is None:
+            found = self._decide_anew(reads, writes, args, attrs, wanted, place)
+            if len(decisions) >= MAX_DECISIONS:
+                decisions.clear()
+            decisions[whole] = found
+        return found
 
     def _decide_anew(
-        self, key: tuple[Any, ...], reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Asked
+        self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Asked, place: Place | None
     ) -> Decision:
         bound = self._bind(reads, writes, args, attrs)
         outputs = tuple(bound.outputs.items())
         if bound.empty:
-            decision = Decision(None, None, outputs, (), [0])
-        else:
-            candidate, launcher = self._choose(bound, reads, writes, args, Wanted(*wanted))
-            if isinstance(candidate, Kernel):
-                function = self._host.function(self.target, candidate)
-                launcher = self._device.launcher(candidate, function, make_recipe(candidate, bound, self.sig))
-            pairs = Overlap.pairs(self.sig, bound, reads, writes, candidate, self._callee)
-            decision = Decision(candidate, launcher, outputs, pairs, self.counts[candidate.variant])
-        if len(self._decisions) >= MAX_DECISIONS:
-            self._decisions = {}
-        self._decisions[key] = decision
-        return decision
+            return Decision(self.name, None, None, outputs, (), [0])
+        candidate, launcher = self._choose(bound, reads, writes, args, Wanted(*wanted))
+        if isinstance(candidate, Kernel):
+            function = self._host.function(self.target, candidate, place)
+            launcher = self.device.launcher(candidate, function, make_recipe(candidate, bound, self.sig))
+        elif isinstance(launcher, PlanLauncher):
+            launcher.link(args, place)
+        pairs = Overlap.pairs(self.sig, bound, reads, writes, candidate, self.callee)
+        if launcher is not None and self._host.providers.counting and Wanted(*wanted).below is None:
+            launcher = CountingLauncher(launcher, candidate.variant, self._host.providers.tally(self.name))
+        # A provider counts for itself: it may decline.
+        count = [0] if isinstance(candidate, Provider) else self.counts[candidate.variant]
+        return Decision(self.name, candidate, launcher, outputs, pairs, count)
 
-    def _callee(self, name: str) -> "Operation":
+    def function(self, kernel: Kernel) -> Any:
+        """The loaded entry of one of its kernels."""
+        return self._host.function(self.target, kernel)
+
+    def undecide(self) -> None:
+        """Decide anew from the next call on: providers or disabled names have changed."""
+        # What plans call comes first: a plan that is decided meanwhile must not keep an old step.
+        for c in self.candidates:
+            if isinstance(c, Plan):
+                for step in c.steps:
+                    self.callee(step.op).undecide()
+        self._decisions = {}
+        self.forget()
+
+    def callee(self, name: str) -> "Operation":
+        """The op that a step of a plan calls."""
         return self._host.operation(self.target, name)
 
     def _choose(
@@ -330,7 +388,7 @@ class Operation:
             if v.why is None:
                 return candidate, launcher
             found.append(v)
-        raise nothing_runs(self.name, self._device.label, found)
+        raise nothing_runs(self.name, self.device.label, found)
 
     def _judge(
         self, bound: Bound, reads: Views, writes: Views, args: Args, wanted: Wanted
@@ -338,25 +396,48 @@ class Operation:
         """Every candidate with its verdict, in the order in which they are tried."""
         if wanted.mode not in ("exact", "fast"):
             raise ContractError(f"{self.name}: found mode={wanted.mode!r}, expected 'exact' or 'fast'.")
-        for c in in_mode(self.candidates, wanted.mode):
+        providers = self._host.providers
+        for c in in_mode(providers.merged(self.name, self.candidates), wanted):
             launchers: list[Launcher] = []
 
-            def check_plan(plan: Plan, launchers: list[Launcher] = launchers) -> str | None:
+            def check(other: Plan | Provider, launchers: list[Launcher] = launchers) -> str | None:
+                views = reads, writes
+                if isinstance(other, Provider):
+                    tally = providers.tally(self.name)
+                    launchers.append(ProviderLauncher(other, self, bound, views, wanted, tally))
+                    return None
                 try:
                     launchers.append(
-                        PlanLauncher(
-                            plan, self.sig, bound, (reads, writes), args, self._callee, self._device, wanted
-                        )
+                        PlanLauncher(other, self.sig, bound, views, args, self.callee, self.device, wanted)
                     )
-                except UnavailableError:
+                except (UnavailableError, ProviderError):
                     raise
                 except KilnError as e:
                     return str(e)
                 return None
 
-            why = why_passed(c, wanted, self._host.disabled, self._device)
-            why = why if why is not None else why_not_call(c, bound, check_plan)
+            why = why_passed(c, wanted, self._host.disabled, self._refusal)
+            why = why if why is not None else why_not_call(c, bound, check)
             yield verdict(c, why), c, launchers[0] if launchers else None
+
+    def _refusal(self, c: Candidate) -> str | None:
+        if isinstance(c, Provider):
+            return self._host.providers.refusal(c)
+        return self.device.refusal(c) if isinstance(c, Kernel) else None
+
+
+def _parted(named: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
+    """A call's operands by name, and what it asks for beyond them."""
+    if RESERVED_NAMES.isdisjoint(named):
+        return named, ("exact", None, None, None, None)
+    rest = {n: v for n, v in named.items() if n not in RESERVED_NAMES}
+    asked = (named.get("mode", "exact"), named.get("tier"), named.get("variant"), named.get("isa"), None)
+    return rest, asked
+
+
+def _example(given: Given) -> Any:
+    """The first array that is read."""
+    return next((x for x in given.reads if x is not None), None)
 
 
 def _pointers(views: Views) -> list[int]:

@@ -1,23 +1,40 @@
 """Composite plans: an op as several calls of others, with temporaries between them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import itemgetter
 from typing import Any, Protocol
 
 from kiln.runtime.arrays import View, contiguous
 from kiln.runtime.bind import Bound, flat_view
-from kiln.runtime.device import Device
+from kiln.runtime.device import Args, Device, Launcher, PlainLauncher
 from kiln.runtime.dtypes import DTYPES
 from kiln.runtime.entities import Like, Plan, Scalar, Signature, Step
 from kiln.runtime.errors import ContractError
 from kiln.runtime.expr import compile_expr, names
 from kiln.runtime.recipe import with_args
+from kiln.runtime.scratch import laid_out
 from kiln.runtime.select import Wanted
 
-Args = tuple[int | float, ...]
 Attrs = tuple[Any, ...]
 Views = list[View | None]
+
+
+Place = Callable[[], int]
+"""What tells the stream of the call, should a kernel have to be loaded for it."""
+FAR = 1 << 62
+"""Where temporaries lie while addresses are compared: apart from every operand, as they always are."""
+
+
+class Decided(Protocol):
+    """What a step's calls of one shape do."""
+
+    launcher: Launcher | None
+    count: list[int]
+
+    def check(self, pointers: Sequence[int]) -> None:
+        """Refuse addresses that overlap where they must not."""
 
 
 class Callee(Protocol):
@@ -28,10 +45,16 @@ class Callee(Protocol):
     def check(self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted) -> None:
         """Refuse a call that no candidate may run."""
 
-    def launch(
-        self, reads: Views, writes: Views, args: Args, attrs: Attrs, wanted: Wanted, stream: int
-    ) -> None:
-        """Run a call whose outputs are all given."""
+    def decide(
+        self,
+        reads: Views,
+        writes: Views,
+        args: Args,
+        attrs: Attrs,
+        wanted: Wanted,
+        place: Place | None,
+    ) -> Decided:
+        """What a call whose outputs are all given does; kernels are loaded."""
 
 
 @dataclass(slots=True)
@@ -42,9 +65,6 @@ class _Ref:
     temp: bool
     index: int
 
-    def at(self, pointers: list[int], temps: list[int]) -> View:
-        return self.view._replace(ptr=temps[self.index] if self.temp else pointers[self.index])
-
 
 @dataclass(slots=True)
 class _Call:
@@ -54,9 +74,25 @@ class _Call:
     args: Callable[[Args], Args]
     attrs: Attrs
 
+    @property
+    def views(self) -> tuple[Views, Views]:
+        """What is read and written, at the addresses of the call that the plan was made for."""
+        reads = [None if r is None else r.view for r in self.reads]
+        return reads, [None if w is None else w.view for w in self.writes]
 
-class PlanLauncher:
-    """A plan for one call's shape."""
+
+@dataclass(slots=True)
+class _Linked:
+    """A step whose kernel is chosen and loaded; `pick` takes its addresses from those of the plan."""
+
+    decision: Decided
+    launcher: Launcher | None
+    pick: Callable[[Sequence[int]], tuple[int, ...]]
+    args: Callable[[Args], Args]
+
+
+class PlanLauncher(PlainLauncher):
+    """A plan for one call's shape. Only a linked one runs."""
 
     def __init__(
         self,
@@ -79,41 +115,68 @@ class PlanLauncher:
         Raises:
             KilnError: a step that no candidate may run.
         """
-        self._device = device
         self._sig = sig
         self._bound = bound
         self._wanted = Wanted(mode=wanted.mode, isa=wanted.isa)
         self._operands = _operand_views(sig, bound, views)
         self._temps = {}
-        self._sizes: list[int] = []
+        sizes: list[int] = []
         for t in plan.temps:
             dtype = bound.env.dtypes[t.dtype.like] if isinstance(t.dtype, Like) else t.dtype
             shape = tuple(int(compile_expr(e)(bound.env)) for e in t.shape)
             v = View(0, shape, contiguous(shape), dtype, device.ordinal, False, None)
-            self._temps[f"temp:{t.name}"] = _Ref(v, True, len(self._sizes))
-            self._sizes.append(prod(shape) * DTYPES[dtype])
+            self._temps[f"temp:{t.name}"] = _Ref(v, True, len(sizes))
+            sizes.append(prod(shape) * DTYPES[dtype])
+        self._offsets, self._inner = laid_out(sizes)
+        self.scratch_bytes = self._inner
+        self._linked: list[_Linked] = []
         written: set[str] = set()
         self._calls = [self._call(step, callee(step.op), written) for step in plan.steps]
         self._check(args)
 
     def _check(self, args: Args) -> None:
         for c in self._calls:
-            reads = [None if r is None else r.view for r in c.reads]
-            writes = [None if w is None else w.view for w in c.writes]
-            c.callee.check(reads, writes, c.args(args), c.attrs, self._wanted)
+            c.callee.check(*c.views, c.args(args), c.attrs, self._wanted)
 
-    def run(self, pointers: list[int], args: Args, stream: int) -> None:
+    def link(self, args: Args, place: Place | None) -> None:
+        """Choose and load every step's kernel; what is chosen depends on nothing that the plan's own key
+        lacks."""
+        for c in self._calls:
+            decision = c.callee.decide(*c.views, c.args(args), c.attrs, self._wanted, place)
+            self._linked.append(_Linked(decision, decision.launcher, self._picker(c), c.args))
+        inner = max((s.launcher.scratch_bytes for s in self._linked if s.launcher is not None), default=0)
+        self.scratch_bytes = self._inner + inner
+
+    def _picker(self, c: _Call) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        # A plan's addresses: its operands, read then written, its temporaries, and 0 for what is absent.
+        temps = 2 * len(self._sig.tensors)
+        absent = temps + len(self._offsets)
+        return itemgetter(
+            *(
+                absent if r is None else temps + r.index if r.temp else r.index
+                for side in (c.reads, c.writes)
+                for r in side
+            )
+        )
+
+    def check(self, pointers: Sequence[int]) -> None:
+        """Refuse a call in which a step's operands overlap where they must not."""
+        addresses = (*pointers, *(FAR + o for o in self._offsets), 0)
+        for s in self._linked:
+            s.decision.check(s.pick(addresses))
+
+    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
         """Run the steps one after another on the stream."""
-        temporaries = self._device.reserve(self._sizes, stream) if self._sizes else None
-        temps = temporaries.pointers if temporaries is not None else []
-        try:
-            for c in self._calls:
-                reads = [None if r is None else r.at(pointers, temps) for r in c.reads]
-                writes = [None if w is None else w.at(pointers, temps) for w in c.writes]
-                c.callee.launch(reads, writes, c.args(args), c.attrs, self._wanted, stream)
-        finally:
-            if temporaries is not None:
-                temporaries.release()
+        addresses = (*pointers, *(scratch + o for o in self._offsets), 0)
+        inner = scratch + self._inner
+        for s in self._linked:
+            if s.launcher is not None:
+                s.launcher.run(s.pick(addresses), s.args(args), stream, inner)
+                s.decision.count[0] += 1
+
+    def runs(self, args: Args) -> list[tuple[Launcher, Args]]:
+        """What its steps run, with their scalar values."""
+        return [(s.launcher, s.args(args)) for s in self._linked if s.launcher is not None]
 
     def _call(self, step: Step, callee: Callee, written: set[str]) -> _Call:
         sig = callee.sig

@@ -1,7 +1,7 @@
 """How the parameters of a launch are filled: what is constant for a call's shape, and what is patched in per
 call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,9 @@ class Recipe:
     grid: tuple[int, int, int]
     work: int
 
-    def fill(self, pointers: list[int], args: tuple[int | float, ...], scratch: list[int]) -> list[Any]:
+    def fill(
+        self, pointers: Sequence[int], args: tuple[int | float, ...], scratch: Sequence[int]
+    ) -> list[Any]:
         """The values of one launch."""
         values = self.template.copy()
         for at, i in self.pointers:

@@ -22,6 +22,7 @@ from kiln.runtime.manifest import (
     parse_manifest,
 )
 from kiln.runtime.proof import prove_kernel, read_artifact
+from kiln.runtime.signature import SIGNATURE, SIGNATURE_BYTES, PublicKey, check_signature, public_key
 
 INDEX, MANIFEST, EVIDENCE = "INDEX.json", "MANIFEST.json", "EVIDENCE.json"
 MAX_INDEX_BYTES = 1 << 20
@@ -48,16 +49,21 @@ class Fault:
     kind: Kind = "bytes"
 
 
-def verify_tree(root: str | os.PathLike[str], expect: str | None = None) -> list[Fault]:
+def verify_tree(
+    root: str | os.PathLike[str], expect: str | None = None, key: PublicKey | None = None
+) -> list[Fault]:
     """Every fault of the tree at `root`, sorted; none means that it is intact and that every launch is
     proved.
 
     A digest in a file proves nothing about who wrote it: give `expect` ("sha256:…" of INDEX.json, as `kiln
-    build` prints it) to know that the tree is the one that was built.
+    build` prints it) to know that the tree is the one that was built, or the public `key` whose owner must
+    have signed it. Without a key a signature is only known to be one by its size.
 
     Raises:
-        UnavailableError: there is no such folder, or it can't be read.
+        UnavailableError: there is no such folder, or it can't be read, or signatures can't be checked here.
+        ContractError: `key` is no Ed25519 public key.
     """
+    raw = None if key is None else public_key(key)
     with Folder.open_root(root) as folder:
         try:
             data = folder.read(INDEX, MAX_INDEX_BYTES)
@@ -66,7 +72,7 @@ def verify_tree(root: str | os.PathLike[str], expect: str | None = None) -> list
             index = parse_index(data)
         except IntegrityError as e:
             return [Fault(INDEX, str(e))]
-        faults = list(_root_faults(Path(root), index))
+        faults = [*_root_faults(Path(root), index), *_signature_faults(folder, data, raw)]
         if canonical_json(dump(index)) != data:
             faults.append(Fault(INDEX, "The document isn't in canonical form; build the tree again."))
         for target in index.targets:
@@ -76,7 +82,7 @@ def verify_tree(root: str | os.PathLike[str], expect: str | None = None) -> list
 
 def _root_faults(root: Path, index: Index) -> Iterator[Fault]:
     for entry in _entries(root):
-        if entry.name == INDEX or entry.name in index.targets:
+        if entry.name in (INDEX, SIGNATURE) or entry.name in index.targets:
             continue
         if entry.name == _BYTECODE and entry.is_dir(follow_symlinks=False):
             continue
@@ -88,6 +94,22 @@ def _root_faults(root: Path, index: Index) -> Iterator[Fault]:
             )
         else:
             yield Fault(_shown(entry.name), "Not accounted for by INDEX.json; remove it.", "extra")
+
+
+def _signature_faults(folder: Folder, data: bytes, key: bytes | None) -> Iterator[Fault]:
+    there = os.path.lexists(f"{folder.path}/{SIGNATURE}")
+    if not there and key is not None:
+        yield Fault(SIGNATURE, "Missing; a key was given, expected a signed tree. Run kiln sign.", "missing")
+    if not there:
+        return
+    try:
+        signature = folder.read(SIGNATURE, SIGNATURE_BYTES)
+        if key is not None:
+            check_signature(data, signature, key, f"{folder.path}/{INDEX}")
+        elif len(signature) != SIGNATURE_BYTES:
+            yield Fault(SIGNATURE, f"Found {len(signature)} bytes, expected {SIGNATURE_BYTES}; sign it.")
+    except IntegrityError as e:
+        yield Fault(SIGNATURE, str(e))
 
 
 def _entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:

@@ -33,6 +33,9 @@ HEAVY: dict[str, frozenset[str]] = {
 }
 """Distributions that a layer must not import."""
 
+DOORS = {("runtime", "torch.py"): "torch"}
+"""The one file of a layer that is for one of them; nothing else may import that file."""
+
 
 def imported_modules(source: str) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import statement; a relative one starts with a dot.
@@ -58,9 +61,11 @@ def faults(layer: str, source: str, name: str = "example.py") -> list[str]:
             found.append(f"{where} imports {module} relatively; write kiln.{layer}.…")
         elif parts[0] in EVERY or parts[0] == "tests":
             found.append(f"{where} imports {module}; write kiln.{module}")
+        elif layer == "runtime" and module == "kiln.runtime.torch":
+            found.append(f"{where} imports {module}, which is for callers that have PyTorch")
         elif parts[0] == "kiln" and (len(parts) < 2 or parts[1] not in ALLOWED[layer]):
             found.append(f"{where} imports {module}; {layer} may import {sorted(ALLOWED[layer])} of kiln")
-        elif parts[0] in HEAVY.get(layer, ()):
+        elif parts[0] in HEAVY.get(layer, ()) and DOORS.get((layer, name)) != parts[0]:
             found.append(f"{where} imports {module}, which {layer} must do without")
     return found
 
@@ -81,6 +86,8 @@ def test_every_file_keeps_to_its_layer(layer: str) -> None:
         ("runtime", "import kiln.compiler.backend"),
         ("runtime", "from kiln import ir"),
         ("runtime", "import triton"),
+        ("runtime", "import torch"),
+        ("runtime", "import kiln.runtime.torch"),
         ("ir", "from kiln.recipes.norm import RMS_NORM"),
         ("recipes", "from kiln.compiler.target import TARGETS"),
         ("recipes", "import mlir.ir"),

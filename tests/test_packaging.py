@@ -52,7 +52,7 @@ def test_metadata() -> None:
     meta = project()["project"]
     assert (meta["name"], meta["license"], meta["requires-python"]) == ("kernel-kiln", "Apache-2.0", ">=3.11")
     assert {re.split(r"[<>=]", d)[0] for d in meta["dependencies"]} == {"numpy", "ml_dtypes"}
-    assert set(meta["optional-dependencies"]) == {"compiler", "cuda", "dev", "torch"}
+    assert set(meta["optional-dependencies"]) == {"compiler", "cuda", "dev", "sign", "torch"}
     assert "Apache License" in (ROOT / "LICENSE").read_text("utf-8")
 
 

@@ -43,7 +43,12 @@ NUMBERS = {"scale": 0.02, "global_scale_inv": 100.0, "cap": 30.0, "factor": 1.5}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of `kiln bench`."""
-    parser.add_argument("op", metavar="OP", nargs="+", help="ops or globs, such as 'rms_norm*'")
+    parser.add_argument("op", metavar="OP", nargs="*", help="ops or globs, such as 'rms_norm*'")
+    parser.add_argument(
+        "--launch",
+        action="store_true",
+        help="time what a launch costs the host instead, beside a bare driver call and the peers at hand",
+    )
     parser.add_argument(
         "--vs", action="append", metavar="PEER", help="only these peers (default: all that are installed)"
     )
@@ -72,6 +77,12 @@ class Case:
 
 def run(args: argparse.Namespace) -> int:
     """Time every case and print a table."""
+    if args.launch:
+        from kiln.tools.bench_launch import run as time_launches
+
+        return time_launches(args)
+    if not args.op:
+        raise UsageError("name an op or a glob, such as 'rms_norm*'; or give --launch")
     root = args.tree or default_tree()
     with load(root, args.device, threads=1 if args.device == "cpu" else None) as library:
         names = [n for n in library.ops if any(fnmatch.fnmatchcase(n, g) for g in args.op)]
@@ -197,14 +208,14 @@ def measure(
     sets = [first, *(operands(bench, sig, case) for _ in range(bench.copies(size) - 1))]
     chosen = {"tier": "composite"} if mode == "composite" else {"mode": mode}
     calls = [
-        library.resolve(case.op, stream=bench.stream, out=_outputs(sig, s), **_inputs(sig, s), **chosen)
+        library.bind(case.op, stream=bench.stream, out=_outputs(sig, s), **_inputs(sig, s), **chosen)
         for s in sets
     ]
     bench.settle()
-    calls[0].launch()
+    calls[0]()
     bench.check_written([first[t.name] for t in sig.tensors if t.role != "in" and first[t.name] is not None])
     kernel = calls[0].candidate
-    median, spread = bench.time([c.launch for c in calls])
+    median, spread = bench.time(calls)
     others = {COPY: Peer(bench.copy_version, round(bench.time(bench.copy(size))[0], 3))}
     for peer in libraries:
         factory = peer.ops.get(case.op)

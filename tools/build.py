@@ -17,6 +17,7 @@ from kiln.tools.trees import add_selection_options
 
 LISTED = 40
 """Kernels that the summary lists one by one; --all lists more."""
+UNSIGNED = "the old signature is gone, it was of another INDEX.json: run kiln sign again"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +75,7 @@ def document(report: BuildReport) -> dict[str, Any]:
         "generation": report.generation,
         "changed": list(report.changed),
         "unserved": list(report.unserved),
+        "signature_removed": report.signature_removed,
         "kernels": [_kernel(k) for k in report.kernels],
     }
 
@@ -103,7 +105,8 @@ def summary(report: BuildReport, everything: bool) -> str:
         f"{plural(len(report.kernels), 'kernel')} in {report.out}, generation {report.generation}, {changed}"
     )
     parts += ["\n".join(report.unserved)] if report.unserved else []
-    return "\n\n".join([*parts, f"{kept}\nroot {report.root_digest}"])
+    unsigned = f"\n{UNSIGNED}" if report.signature_removed else ""
+    return "\n\n".join([*parts, f"{kept}\nroot {report.root_digest}{unsigned}"])
 
 
 def kernel_table(kernels: Sequence[KernelReport]) -> str:

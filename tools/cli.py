@@ -57,6 +57,12 @@ COMMANDS: tuple[Command, ...] = (
         "check the integrity of a tree and prove its launches",
         "kiln verify aot_artifacts",
     ),
+    Command(
+        "sign",
+        "sign",
+        "sign a tree with an Ed25519 key",
+        "kiln sign aot_artifacts --key private.pem",
+    ),
     Command("list", "list_", "list ops and recipes", "kiln list --op '*norm*' --json"),
     Command("targets", "targets", "list targets", "kiln targets --json"),
     Command("matrix", "matrix", "derive the kernel-family matrix", "kiln matrix --md > MATRIX.md"),
@@ -68,6 +74,12 @@ COMMANDS: tuple[Command, ...] = (
         "kiln explain rms_norm --target sm_90a M=16 N=5120 T=bf16",
     ),
     Command("test", "conformance", "run the conformance tests on this machine", "kiln test --op rms_norm"),
+    Command(
+        "selftest",
+        "selftest",
+        "compare the ways to run each op on this machine, in seconds",
+        "kiln selftest --device cuda",
+    ),
     Command("bench", "bench", "time an op against its limit and its peers", "kiln bench rms_norm"),
     Command("diff", "diff", "compare two trees", "kiln diff old/aot_artifacts aot_artifacts"),
 )

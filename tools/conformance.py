@@ -22,7 +22,7 @@ from kiln.runtime.load import Library, load
 from kiln.runtime.manifest import parse_index
 from kiln.runtime.verify import INDEX, MAX_INDEX_BYTES, verify_target
 from kiln.tools.campaign import Campaign, Result, targets_of
-from kiln.tools.console import Cell, emit, note, plural, table, width
+from kiln.tools.console import Cell, UsageError, emit, note, plural, table, width
 from kiln.tools.declared import add_catalog_option, catalogs, declared
 from kiln.tools.evidence import Proofs, Ran
 from kiln.tools.machine import describe
@@ -56,6 +56,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run generated Triton sources in Triton's interpreter instead",
     )
+    parser.add_argument(
+        "--graphs",
+        action="store_true",
+        help="on CUDA: capture every kernel in a graph as its first use, compare replays with eager calls; "
+        "scratch, streams and contexts too",
+    )
+    parser.add_argument(
+        "--soak",
+        type=int,
+        default=0,
+        metavar="N",
+        help="on CUDA: N mixed launches, equal bits, no memory lost",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,6 +78,12 @@ def run(args: argparse.Namespace) -> int:
 
         return interpret(args)
     root: Path = args.tree or default_tree()
+    if args.graphs or args.soak:
+        from kiln.tools.graphs import run as look
+
+        if not args.device.startswith("cuda"):
+            raise UsageError("--graphs and --soak are for CUDA devices; give --device cuda")
+        return look(args, root)
     began = time.perf_counter()
     ops = declared(catalogs(args))
     with load(root, args.device) as library:

@@ -2,18 +2,22 @@
 
 The call is described by key=value words: every dimension (M=16), the element type of a type variable or an
 operand (T=bf16, x=f32, bias=none for an absent one), a row stride in elements (x.stride=8192), numbers
-(eps=1e-5) and attributes (gemma=true). Nothing is loaded or launched. Exit code 1 if nothing may run."""
+(eps=1e-5) and attributes (gemma=true). Providers of one's own are judged too, with --providers; several trees
+are searched in order, with --tree once for each. Nothing is loaded or launched. Exit code 1 if nothing may
+run."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from kiln.runtime.load import Library, load
 from kiln.runtime.select import Explanation
 from kiln.tools.console import UsageError, emit, nearest
+from kiln.tools.extensions import add_providers_option, register_providers
 from kiln.tools.pretend import attrs_of, describe, parse_call, scalar_of, view_of
-from kiln.tools.trees import add_tree_option, default_tree
+from kiln.tools.trees import default_tree
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,16 +31,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--mode", choices=("exact", "fast"), default="exact", help="the numerics mode (default: exact)"
     )
     parser.add_argument(
-        "--tier", help="only candidates of this tier: fast, fused, generated, primitive, composite"
+        "--tier", help="only candidates of this tier: fast, fused, generated, primitive, composite, provider"
     )
     parser.add_argument("--variant", help="only this variant")
     parser.add_argument("--isa", help="only kernels of this CPU tier")
-    add_tree_option(parser)
+    add_providers_option(parser)
+    parser.add_argument(
+        "--tree",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="an artifact tree; may be repeated (default: ./aot_artifacts, else the one of the package)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print every candidate of a call, in order."""
     with load(args.tree or default_tree(), args.target or args.device or "cpu") as library:
+        register_providers(library, args.providers)
         if args.op not in library.ops:
             raise UsageError(nearest(args.op, library.ops, "op"))
         text, found = explain(library, args)
@@ -65,4 +77,5 @@ def document(text: str, found: Explanation) -> dict[str, Any]:
         "call": text,
         "chosen": chosen.variant if chosen else None,
         "candidates": listed,
+        "notes": list(found.notes),
     }

@@ -36,6 +36,7 @@ from kiln.compiler.target import TARGETS
 from kiln.ir.dtypes import DTYPES
 from kiln.ir.spec import Op, Ship
 from kiln.runtime.cpu import CpuDevice
+from kiln.runtime.device import Args, PlainLauncher
 from kiln.runtime.entities import Kernel
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.targets import cpu_count
@@ -181,7 +182,7 @@ class InterpretedDevice(CpuDevice):
 
 
 @dataclass(frozen=True)
-class InterpretedLauncher:
+class InterpretedLauncher(PlainLauncher):
     """A function with everything of one call's shape fixed."""
 
     kernel: Kernel
@@ -189,7 +190,7 @@ class InterpretedLauncher:
     recipe: Recipe
     constants: Mapping[str, Any]
 
-    def run(self, pointers: list[int], args: tuple[int | float, ...], stream: int) -> None:
+    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
         """Run the grid, program by program."""
         values = self.recipe.fill(pointers, args, [])
         given: dict[str, Any] = dict(self.constants)

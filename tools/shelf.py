@@ -4,6 +4,7 @@ ones."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kiln.compiler.signatures import signature_json
@@ -12,12 +13,15 @@ from kiln.runtime.device import Device
 from kiln.runtime.entities import Kernel, Manifest
 from kiln.runtime.manifest import canonical_json, parse_manifest
 from kiln.runtime.operation import Operation
+from kiln.runtime.providers import Capabilities, Providers
 
 
 class Shelf:
     """The kernels of one op on one device."""
 
-    disabled: frozenset[str] = frozenset()
+    disabled: Mapping[str, str] = MappingProxyType({})
+    providers = Providers(Capabilities, lambda: None)
+    sealed = False
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Shelf:
         """The op."""
         return self._operation
 
-    def function(self, target: str, kernel: Kernel) -> Any:
+    def function(self, target: str, kernel: Kernel, stream: Callable[[], int] | None = None) -> Any:
         """The kernel's function."""
         return self._load(kernel)
 

@@ -19,8 +19,18 @@ class CUresult(IntEnum):
     CUDA_ERROR_INVALID_IMAGE = 200
     CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_NO_BINARY_FOR_GPU = 209
+    CUDA_ERROR_INVALID_HANDLE = 400
     CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_CONTEXT_IS_DESTROYED = 709
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906
+
+
+class Function(tuple[str, bytes]):
+    """A function handle; `context` is the one it was loaded in."""
+
+    context: int
 
 
 class FakeDriver:
@@ -30,6 +40,7 @@ class FakeDriver:
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76,
         CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=97,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=16,
     )
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUlaunchAttributeID = SimpleNamespace(
@@ -42,6 +53,10 @@ class FakeDriver:
         self.cc, self.version, self.devices = cc, version, devices
         self.log: list[tuple[str, tuple[Any, ...]]] = []
         self.fail: dict[str, CUresult] = {}
+        self.allowed: set[str] | None = None
+        """The only functions that may be called; None for all."""
+        self.capturing: set[int] = set()
+        """Streams that are being captured."""
         self.stack = [0]
         self.launches: list[dict[str, Any]] = []
         self.allocated: dict[int, int] = {}
@@ -62,6 +77,8 @@ class FakeDriver:
         return [name for name, _ in self.log]
 
     def _result(self, name: str, args: tuple[Any, ...], *values: Any) -> tuple[Any, ...]:
+        if self.allowed is not None and name not in self.allowed:
+            raise AssertionError(f"{name}{args} was called, allowed are {sorted(self.allowed)}")
         self.log.append((name, args))
         status = self.fail.get(name, CUresult.CUDA_SUCCESS)
         return (status, *values) if status == 0 else (status, *(0 for _ in values))
@@ -79,7 +96,7 @@ class FakeDriver:
         return self._result("cuDeviceGet", (ordinal,), ordinal)
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> Any:
-        value = {75: self.cc[0], 76: self.cc[1], 97: 232448}[attribute]
+        value = {75: self.cc[0], 76: self.cc[1], 97: 232448, 16: 132}[attribute]
         return self._result("cuDeviceGetAttribute", (attribute, device), value)
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> Any:
@@ -92,8 +109,10 @@ class FakeDriver:
         return self._result("cuCtxGetCurrent", (), self.stack[-1])
 
     def cuCtxPushCurrent(self, context: int) -> Any:
-        self.stack.append(context)
-        return self._result("cuCtxPushCurrent", (context,))
+        result = self._result("cuCtxPushCurrent", (context,))
+        if result[0] == 0:
+            self.stack.append(context)
+        return result
 
     def cuCtxPopCurrent(self) -> Any:
         return self._result("cuCtxPopCurrent", (), self.stack.pop())
@@ -105,7 +124,9 @@ class FakeDriver:
         return self._result("cuModuleUnload", (module,))
 
     def cuModuleGetFunction(self, module: Any, name: bytes) -> Any:
-        return self._result("cuModuleGetFunction", (module, name), ("function", name))
+        function = Function(("function", name))
+        function.context = self.stack[-1]
+        return self._result("cuModuleGetFunction", (module, name), function)
 
     def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> Any:
         return self._result("cuFuncSetAttribute", (function, attribute, value))
@@ -124,7 +145,24 @@ class FakeDriver:
         self.allocated.pop(address)
         return self._result("cuMemFreeAsync", (address, stream))
 
+    def cuMemFree(self, address: int) -> Any:
+        self.allocated.pop(address)
+        return self._result("cuMemFree", (address,))
+
+    def cuMemsetD8Async(self, address: int, value: int, count: int, stream: int) -> Any:
+        return self._result("cuMemsetD8Async", (address, value, count, stream))
+
+    def cuStreamIsCapturing(self, stream: int) -> Any:
+        return self._result("cuStreamIsCapturing", (stream,), int(stream in self.capturing))
+
+    def cuStreamSynchronize(self, stream: int) -> Any:
+        return self._result("cuStreamSynchronize", (stream,))
+
     def cuLaunchKernelEx(self, config: Any, function: Any, params: int, extra: int) -> Any:
+        if not self.stack[-1]:
+            return (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+        if self.stack[-1] != function.context:
+            return (CUresult.CUDA_ERROR_INVALID_HANDLE,)
         self.launches.append(
             {"config": SimpleNamespace(**vars(config)), "function": function, "params": params}
         )

@@ -1,11 +1,14 @@
 """Views of arrays: NumPy, DLPack with types NumPy itself refuses, and bindings of every kind of shape."""
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import kiln.runtime as kiln
+from kiln.runtime import dlpack
 from kiln.runtime.arrays import ANY_CUDA, CPU, View, contiguous, described, view
 from kiln.runtime.bind import Binder, Geometry, flat_view
 from kiln.runtime.cpu import CpuDevice
@@ -26,7 +29,7 @@ def test_numpy(numpy_type: Any, name: str) -> None:
     v = view(x)
     assert v == View(x.ctypes.data, (3, 3), (4, 1), name, CPU, False, x)
     assert view(x) is not v
-    made = CpuDevice(1).allocate(x, (2, 5), name, 0)
+    made = CpuDevice(1).maker(x, (2, 5), name)(x, 0)
     assert (made.shape, made.dtype) == ((2, 5), np.dtype(numpy_type))
     assert made.ctypes.data % 64 == 0
 
@@ -67,6 +70,68 @@ def test_dlpack_devices() -> None:
         view(Exported(x, (8, 0)))
     with pytest.raises(ContractError, match="128 bits"):
         view(Exported(np.zeros(3, np.complex128)))
+
+
+class Frozen:
+    """An array that must not be written, exported as DLPack 1.0 has it, or as those before."""
+
+    def __init__(self, x: Any, versioned: bool) -> None:
+        self._x = x.copy()
+        self._x.flags.writeable = False
+        self._versioned = versioned
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> Any:
+        return self._x.__dlpack__(max_version=max_version if self._versioned else None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class Old(Exported):
+    """An export from before versions: it takes no options."""
+
+    def __dlpack__(self) -> Any:  # type: ignore[override]
+        return self._x.__dlpack__()
+
+
+class Future(Exported):
+    """An export of a version that nobody knows yet."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        capsule = self._x.__dlpack__(max_version=(1, 0))
+        address = dlpack._pointer(capsule, b"dltensor_versioned")
+        dlpack._Versioned.from_address(address).major = 2
+        return capsule
+
+
+def test_dlpack_versions() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for made in (Old(x), Exported(x)):
+        assert view(made)[:6] == view(x)[:6]
+    frozen = view(Frozen(x, True))
+    assert frozen.readonly
+    assert frozen.shape == (2, 3)
+    with pytest.raises(ContractError, match="a Frozen that cannot be exported through DLPack"):
+        view(Frozen(x, False))
+    with pytest.raises(ContractError, match="DLPack export of version 2, expected at most 1"):
+        view(Future(x))
+
+
+def test_calls_on_arrays_of_other_frameworks(tree: Path) -> None:
+    """What JAX and CuPy offer, in a call: inputs, outputs, in/out operands, memory that is read-only."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    total, out = np.ones_like(x), np.zeros_like(x)
+    with kiln.load(tree) as lib:
+        for made in (Exported(x), Old(x), Frozen(x, True)):
+            assert np.array_equal(lib.negate(made), -x)
+        lib.negate(Exported(x), out=Exported(out))
+        assert np.array_equal(out, -x)
+        lib.accumulate(Exported(x), Exported(total))
+        assert np.array_equal(total, x + 1)
+        with pytest.raises(ContractError, match="out is written but its array is read-only"):
+            lib.negate(x, out=Frozen(x, True))
+        with pytest.raises(ContractError, match="x: found a Frozen that cannot be exported"):
+            lib.negate(Frozen(x, False))
 
 
 def test_described() -> None:

@@ -282,7 +282,7 @@ def test_plan_reads_what_it_wrote(tmp_path: Path, ops_so: bytes) -> None:
 def test_plan_whose_step_cannot_run_is_passed_over(
     lib: kiln.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lib.disabled = frozenset({"negate"})
+    lib.disable("negate")
     with pytest.raises(SelectionError, match="composite: negate: none of 1 candidates"):
         lib.scale_negate(X, Y)
 
@@ -328,17 +328,17 @@ def test_selection_order(tmp_path: Path, ops_so: bytes) -> None:
             ({"mode": "fast"}, "g_fast"),
             ({"isa": "x86-64"}, "f_fused"),
         ):
-            chosen = lib.resolve("negate", misaligned, **options).candidate
+            chosen = lib.bind("negate", misaligned, **options).candidate
             assert chosen is not None
             assert chosen.variant == variant
 
 
-def test_resolve_runs_again(lib: kiln.Library) -> None:
+def test_bound_call_runs_again(lib: kiln.Library) -> None:
     x, out = rows(3, 4), np.zeros((3, 4), np.float32)
-    ready = lib.resolve("negate", x, out=out)
+    ready = lib.bind("negate", x, out=out)
     assert ready.outputs is out
     x += 1
-    ready.launch()
+    ready()
     assert np.array_equal(out, -x)
 
 
@@ -411,8 +411,8 @@ def test_parameter_promises(tmp_path: Path, ops_so: bytes) -> None:
             "passes n as i32, but it is 6442450944",
         ):
             assert why in str(e.value)
-        assert lib.resolve("negate", rows(1, 8)).candidate.variant == "dropped"  # type: ignore[union-attr]
-        assert lib.resolve("negate", rows(2, 32)).candidate.variant == "divisible"  # type: ignore[union-attr]
+        assert lib.bind("negate", rows(1, 8)).variant == "dropped"
+        assert lib.bind("negate", rows(2, 32)).variant == "divisible"
 
 
 def test_decisions_are_bounded(lib: kiln.Library, monkeypatch: pytest.MonkeyPatch) -> None:

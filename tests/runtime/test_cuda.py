@@ -25,7 +25,6 @@ from kiln.tests.runtime.fake_driver import CUresult, FakeDriver, read_params
 from kiln.tests.runtime.trees import (
     MN,
     OPS,
-    PLAN,
     dim,
     kernel,
     manifest,
@@ -58,6 +57,9 @@ class Tensor:
 
     def stride(self) -> tuple[int, ...]:
         return contiguous(self.shape)
+
+    def is_contiguous(self) -> bool:
+        return True
 
     def new_empty(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
         return Tensor(shape, dtype, ptr=2 << 20)
@@ -143,13 +145,14 @@ def test_launch(tmp_path: Path) -> None:
     assert driver.stack == [0]
     before = len(driver.log)
     lib.negate(x, out=out)
+    # Without a current context the first launch is refused by the driver, and not recorded here.
     assert [n for n, _ in driver.log[before:]] == [
-        "cuCtxGetCurrent", "cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernelEx", "cuCtxPopCurrent",
+        "cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernelEx", "cuCtxPopCurrent",
     ]  # fmt: skip
     driver.stack = [0xC0]
     before = len(driver.log)
     lib.negate(x, out=out)
-    assert [n for n, _ in driver.log[before:]] == ["cuCtxGetCurrent", "cuLaunchKernelEx"]
+    assert [n for n, _ in driver.log[before:]] == ["cuLaunchKernelEx"]
     assert lib.stats() == {"negate": {"a": 3}}
 
 
@@ -208,7 +211,7 @@ def test_alignment_chooses_the_variant(tmp_path: Path) -> None:
     lib = opened(tree(tmp_path, entry("aligned", tier="fast"), entry("plain", align=4)), driver)
     out = CudaArray((4, 32), 2 << 20)
     for ptr, variant in ((1 << 20, "aligned"), ((1 << 20) + 4, "plain"), ((1 << 20) + 16, "aligned")):
-        assert lib.resolve("negate", CudaArray((4, 32), ptr), out=out).candidate.variant == variant  # type: ignore[union-attr]
+        assert lib.bind("negate", CudaArray((4, 32), ptr), out=out).variant == variant
     with pytest.raises(
         SelectionError, match=r"aligned to 16 bytes, found it 2 bytes off.*aligned to 4 bytes"
     ):
@@ -217,7 +220,9 @@ def test_alignment_chooses_the_variant(tmp_path: Path) -> None:
 
 def test_torch_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = SimpleNamespace(
-        bfloat16="bfloat16", _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda d: 0x77 + d)
+        bfloat16="bfloat16",
+        empty_like=lambda x: x.new_empty(x.shape, x.dtype),
+        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda d: 0x77 + d),
     )
     monkeypatch.setitem(__import__("sys").modules, "torch", torch)
     driver = FakeDriver()
@@ -279,30 +284,6 @@ def test_interface_that_depends_on_the_type(tmp_path: Path, order: tuple[bool, b
         out = lib.negate(Picky(x, named))
         assert read_params(driver.launches[-1]["params"], "QQ") == [x.ctypes.data, out.pointer]
         assert out.pointer in driver.allocated
-
-
-def test_scratch_and_plans_use_stream_ordered_memory(tmp_path: Path) -> None:
-    driver = FakeDriver()
-    scratch = [{"name": "tmp", "bytes": ["mul", 4, dim("N")], "align": 256}]
-    with_scratch = entry("a", scratch=scratch)
-    with_scratch["params"] = [*with_scratch["params"], pointer("scratch:tmp", "write", name="tmp")]
-    twice = {**SIG, "kind": "recipe"}
-    steps = [
-        {"op": "negate", "bind": {"x": "x", "out": "temp:t0"}, "args": {"eps": ["arg", "eps"]}, "attrs": {}},
-        {"op": "negate", "bind": {"x": "temp:t0", "out": "out"}, "args": {}, "attrs": {}},
-    ]
-    plan = {**PLAN, "op": "twice", "steps": steps}
-    root = tree(tmp_path, with_scratch, ops={"negate": SIG, "twice": twice}, recipes=[plan])
-    lib = opened(root, driver)
-    lib.twice(CudaArray((4, 32)), out=CudaArray((4, 32), 2 << 20), eps=0.5, stream=9)
-    sizes = [args for name, args in driver.log if name == "cuMemAllocAsync"]
-    assert sizes == [(4 * 32 * 4, 9), (128, 9), (128, 9)]
-    assert driver.allocated == {}
-    assert len([args for name, args in driver.log if name == "cuMemFreeAsync" and args[1] == 9]) == 3
-    driver.fail["cuLaunchKernelEx"] = CUresult.CUDA_ERROR_INVALID_VALUE
-    with pytest.raises(DriverError, match="1 CUDA_ERROR_INVALID_VALUE"):
-        lib.twice(CudaArray((4, 32)), out=CudaArray((4, 32), 2 << 20))
-    assert driver.allocated == {}
 
 
 MISUSE: dict[str, tuple[Callable[[kiln.Library], Any], str]] = {
@@ -460,13 +441,13 @@ def test_close_unloads_and_tolerates_shutdown(tmp_path: Path) -> None:
     lib.close()
 
 
-def test_resolved_launches(tmp_path: Path) -> None:
+def test_bound_launches(tmp_path: Path) -> None:
     driver = FakeDriver()
     lib = opened(tree(tmp_path, entry("a")), driver)
-    ready = lib.resolve("negate", CudaArray((4, 32)), out=CudaArray((4, 32), 2 << 20), stream=4)
+    ready = lib.bind("negate", CudaArray((4, 32)), out=CudaArray((4, 32), 2 << 20), stream=4)
     assert driver.launches == []
-    ready.launch()
-    ready.launch()
+    ready()
+    ready()
     assert len(driver.launches) == 2
     assert ready.pointers == (1 << 20, 0, 0, 2 << 20)
 

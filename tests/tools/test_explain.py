@@ -80,3 +80,74 @@ def test_refusals(kiln: Run, variants: Path, words: tuple[str, ...], told: str) 
     assert (code, out) == (2, "")
     assert told in err
     assert "internal error" not in err
+
+
+PROVIDERS = """
+import kiln.runtime as kiln
+
+def decline(x, y, s):
+    raise kiln.Decline
+
+def register(library):
+    library.register_provider("add", "hopper", decline, arrays="view", supports=lambda c: c.major >= 9)
+    library.register_provider("add", "blackwell", decline, arrays="view", supports=lambda c: c.major >= 10)
+    library.register_provider("add", "last", decline, arrays="view", priority=-1)
+
+def broken(library):
+    raise KeyError("x")
+
+def twice(library):
+    register(library)
+    register(library)
+"""
+
+
+@pytest.fixture
+def providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "explained_providers.py").write_text(PROVIDERS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("providers")
+def test_providers_are_among_the_candidates(kiln: Run, kiln_json: RunJson, variants: Path) -> None:
+    words = ("explain", "add", "--tree", variants, "--target", "sm_90a", *CALL)
+    mine = ("--providers", "explained_providers:register")
+    code, document = kiln_json(*words, *mine)
+    assert (code, document["chosen"]) == (0, "hopper")
+    found = [(c["variant"], c["tier"], c["why"]) for c in document["candidates"]]
+    assert found[:2] == [
+        ("blackwell", "provider", "its predicate does not hold on this device"),
+        ("hopper", "provider", None),
+    ]
+    assert [f[0] for f in found[2:]] == ["quick", "by64", "any", "composite", "last"]
+    assert "hopper (provider): runs unless it declines" in kiln(*words, *mine)[1]
+    assert kiln_json(*words)[1]["chosen"] == "by64"
+
+
+@pytest.mark.usefixtures("providers")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("explained_providers", "expected MODULE:FUNCTION"),
+        ("explained_providers:", "expected MODULE:FUNCTION"),
+        ("explained_providers:none", "has no function none"),
+        ("no_such_module:f", "no_such_module cannot be imported"),
+        ("explained_providers:broken", "fails with KeyError: 'x'"),
+        ("explained_providers:twice", "'hopper' is registered twice"),
+    ],
+)
+def test_providers_that_cannot_be_registered(kiln: Run, variants: Path, name: str, told: str) -> None:
+    words = ("explain", "add", "--tree", variants, "--target", "sm_90a", *CALL, "--providers", name)
+    code, out, err = kiln(*words)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert ("fails with" in err) == name.endswith("broken")
+
+
+def test_several_trees(kiln: Run, kiln_json: RunJson, variants: Path, tmp_path: Path) -> None:
+    pack = write_tree(tmp_path / "pack", manifest("sm_90a", [kernel("add", "other"), kernel("sub")]))
+    words = ("--target", "sm_90a", *CALL, "--tree", variants, "--tree", pack)
+    code, document = kiln_json("explain", "add", *words)
+    assert (code, document["chosen"], document["notes"]) == (0, "by64", [f"shadowed: add of {pack}"])
+    assert kiln_json("explain", "sub", *words)[1]["chosen"] == "generic"
+    assert f"shadowed: add of {pack}" in kiln("explain", "add", *words)[1]

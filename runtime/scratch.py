@@ -1,0 +1,305 @@
+"""Scratch memory: blocks that calls of one stream hand on to each other, in the order of the stream.
+
+A call takes one block for all its scratch and temporaries and puts it back once its work is queued; the next
+call on the same stream may have it, because that work runs later. Threads that queue on one stream at once
+take different blocks. A block is never given to another stream, and is freed only when its device is closed
+or its stream released: a CUDA graph may still use what was outgrown.
+"""
+
+import ctypes
+import threading
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kiln.runtime.errors import ContractError, UnavailableError
+
+ALIGN = 256
+"""Every block, and every buffer in one, starts at a multiple of this."""
+GRAIN = 2 << 20
+"""Blocks grow by multiples of this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchPolicy:
+    """How a device hands out scratch memory.
+
+    Attributes:
+        pool: keep blocks for the next call; False allocates and frees at each call, in stream order.
+        poison: fill each block with 0xff bytes before each call that takes it, on the call's stream; never
+            while that is captured.
+    """
+
+    pool: bool = True
+    poison: bool = False
+
+
+class Memory(Protocol):
+    """Where blocks come from.
+
+    Attributes:
+        deferred: whether work that uses a block may still be queued when its call returns.
+    """
+
+    deferred: bool
+
+    def allocate(self, size: int, stream: int) -> int:
+        """The address of new memory that work on any stream may use from now on."""
+
+    def free(self, address: int) -> None:
+        """Give memory back, after all work that is queued."""
+
+    def allocate_ordered(self, size: int, stream: int) -> int:
+        """The address of new memory for work queued on the stream from now on."""
+
+    def free_ordered(self, address: int, stream: int) -> None:
+        """Give it back after the work queued on the stream so far."""
+
+    def fill(self, address: int, size: int, stream: int) -> None:
+        """Queue filling it with 0xff bytes."""
+
+    def capturing(self, stream: int) -> bool:
+        """Whether the stream is being captured into a graph."""
+
+    def synchronize(self, stream: int) -> None:
+        """Wait for the work queued on the stream."""
+
+
+class Block(NamedTuple):
+    """Memory of one stream.
+
+    Attributes:
+        address: a multiple of ALIGN.
+        size: bytes.
+        stream: the stream whose work may use it.
+        owned: whether the pool frees it; False for the caller's buffer.
+    """
+
+    address: int
+    size: int
+    stream: int
+    owned: bool = True
+
+
+class Counters(NamedTuple):
+    """What a pool has done: calls served from a block that was there, growths, poison fills."""
+
+    hits: int
+    growths: int
+    fills: int
+
+
+class ScratchPool:
+    """The scratch memory of one device. Taking a block that is there costs no lock and no driver call."""
+
+    def __init__(self, memory: Memory, policy: ScratchPolicy) -> None:
+        self.policy = policy
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Block]] = {}
+        self._given: set[int] = set()
+        self._retired: list[Block] = []
+        self._hits = self._growths = self._fills = 0
+
+    @property
+    def counters(self) -> Counters:
+        """What was done so far."""
+        return Counters(self._hits, self._growths, self._fills)
+
+    def take(self, size: int, stream: int) -> Block | None:
+        """A block of at least `size` bytes that is there; None where the pool would have to grow."""
+        try:
+            block = self._free[stream].pop()
+        except (KeyError, IndexError):
+            return None
+        if block.size < size:
+            self._free[stream].append(block)
+            return None
+        self._hits += 1
+        if self.policy.poison:
+            self._fill(block)
+        return block
+
+    def grow(self, size: int, stream: int, label: str) -> Block:
+        """A new block of at least `size` bytes; one that it outgrows is retired, not freed.
+
+        Args:
+            size: bytes.
+            stream: the stream whose calls will use it.
+            label: who asks, as messages call it.
+
+        Raises:
+            UnavailableError: the stream is being captured, or its memory is the caller's.
+            DriverError: there is no more memory.
+        """
+        with self._lock:
+            have = self._outgrown(stream)
+            if stream in self._given:
+                self._refuse_given(size, have, label)
+            if self.policy.pool and self._memory.capturing(stream):
+                self._restore(have)
+                raise UnavailableError(
+                    f"{label}: scratch growth during graph capture: need {size} bytes, have "
+                    f"{have.size if have else 0}; reserve() the call on this stream before capturing."
+                )
+            try:
+                block = self._allocate(size, stream)
+            except BaseException:
+                self._restore(have)
+                raise
+            self._retire(have)
+            self._growths += 1
+        if self.policy.poison:
+            self._fill(block)
+        return block
+
+    def put(self, block: Block) -> None:
+        """Hand a block on to the next call of its stream."""
+        if not self.policy.pool and block.owned:
+            self._memory.free_ordered(block.address, block.stream)
+        elif block.owned and block.stream in self._given:
+            self._retire(block)
+        else:
+            self._free.setdefault(block.stream, []).append(block)
+
+    def reserve(self, size: int, stream: int, label: str = "reserve", threads: int = 1) -> None:
+        """Make sure that calls of so many threads on the stream find `size` bytes each.
+
+        Raises:
+            UnavailableError, DriverError: as `grow`.
+        """
+        blocks: list[Block] = []
+        try:
+            while size and self.policy.pool and len(blocks) < threads:
+                blocks.append(self.take(size, stream) or self.grow(size, stream, label))
+        finally:
+            for block in blocks:
+                self.put(block)
+
+    def give(self, address: int, size: int, stream: int) -> None:
+        """Let calls on a stream use the caller's memory, and nothing else; it must live as long as they do.
+
+        Raises:
+            ContractError: it does not start at a multiple of 256.
+        """
+        if address % ALIGN or not address:
+            raise ContractError(f"found scratch at {address:#x}, expected a multiple of {ALIGN}.")
+        with self._lock:
+            self._retired += (b for b in self._free.get(stream, ()) if b.owned)
+            self._given.add(stream)
+            self._free[stream] = [Block(address, size, stream, False)]
+
+    def release(self, stream: int) -> None:
+        """Wait for a stream and free its blocks: before it is destroyed. No graph may use them any more."""
+        with self._lock:
+            self._given.discard(stream)
+            blocks = self._free.pop(stream, []) + [b for b in self._retired if b.stream == stream]
+            self._retired = [b for b in self._retired if b.stream != stream]
+            owned = [b for b in blocks if b.owned]
+            if owned:
+                self._memory.synchronize(stream)
+            for b in owned:
+                self._memory.free(b.address)
+
+    def poison(self, stream: int) -> None:
+        """Fill the blocks of a stream that no call holds with 0xff, on that stream: between replays of a
+        graph."""
+        for block in list(self._free.get(stream, ())):
+            self._fill(block)
+
+    def close(self) -> None:
+        """Free every block."""
+        with self._lock:
+            blocks = [*self._retired, *(b for free in self._free.values() for b in free)]
+            self._retired, self._free = [], {}
+            for b in blocks:
+                if b.owned:
+                    self._memory.free(b.address)
+
+    def _outgrown(self, stream: int) -> Block | None:
+        try:
+            return self._free[stream].pop()
+        except (KeyError, IndexError):
+            return None
+
+    def _retire(self, block: Block | None) -> None:
+        if block is not None and self._memory.deferred:
+            self._retired.append(block)
+        elif block is not None and block.owned:
+            self._memory.free(block.address)
+
+    def _restore(self, block: Block | None) -> None:
+        if block is not None:
+            self._free[block.stream].append(block)
+
+    def _refuse_given(self, size: int, have: Block | None, label: str) -> None:
+        self._restore(have)
+        if have is None:
+            raise UnavailableError(
+                f"{label}: the scratch given for this stream is in use by another thread; give each thread "
+                "a stream of its own."
+            )
+        raise UnavailableError(
+            f"{label}: needs {size} bytes of scratch, the buffer given for this stream has {have.size}; "
+            "give a larger one."
+        )
+
+    def _allocate(self, size: int, stream: int) -> Block:
+        if not self.policy.pool:
+            return Block(self._memory.allocate_ordered(size, stream), size, stream)
+        size = -(-size // GRAIN) * GRAIN
+        return Block(self._memory.allocate(size, stream), size, stream)
+
+    def _fill(self, block: Block) -> None:
+        if not self._memory.capturing(block.stream):
+            self._memory.fill(block.address, block.size, block.stream)
+            self._fills += 1
+
+
+class HostMemory:
+    """CPU memory; every call is done when it returns, so there is no order to keep."""
+
+    deferred = False
+
+    def __init__(self) -> None:
+        self._held: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
+
+    def allocate(self, size: int, stream: int) -> int:
+        """See Memory."""
+        raw = np.empty(size + ALIGN, np.uint8)
+        address: int = -(-raw.__array_interface__["data"][0] // ALIGN) * ALIGN
+        self._held[address] = raw
+        return address
+
+    def free(self, address: int) -> None:
+        """See Memory."""
+        del self._held[address]
+
+    def allocate_ordered(self, size: int, stream: int) -> int:
+        """See Memory."""
+        return self.allocate(size, stream)
+
+    def free_ordered(self, address: int, stream: int) -> None:
+        """See Memory."""
+        self.free(address)
+
+    def fill(self, address: int, size: int, stream: int) -> None:
+        """See Memory."""
+        ctypes.memset(address, 0xFF, size)
+
+    def capturing(self, stream: int) -> bool:
+        """Never."""
+        return False
+
+    def synchronize(self, stream: int) -> None:
+        """Nothing is ever queued."""
+
+
+def laid_out(sizes: list[int]) -> tuple[list[int], int]:
+    """(offset of each buffer in one block, bytes of the block)."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-max(size, 1) // ALIGN) * ALIGN
+    return offsets, end
