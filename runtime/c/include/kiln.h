@@ -171,6 +171,9 @@ KILN_API kiln_code kiln_verify(const kiln_root *root, kiln_fault_fn *seen, void 
 KILN_API uint32_t kiln_op_count(const kiln_library *library);
 KILN_API const kiln_op *kiln_op_at(const kiln_library *library, uint32_t id); /* NULL: no such id */
 KILN_API const char *kiln_op_name(const kiln_op *op);
+/* How it is called, with a zero behind it, such as "rms_norm(in x, in? weight, f32 eps, out out; gemma)": the operands in declared
+ * order, `?` for an optional one, then the names of attributes. `*needed`, if not NULL, is its whole size; what does not fit is cut. */
+KILN_API kiln_code kiln_op_signature(const kiln_op *op, char *text, size_t size, size_t *needed, kiln_error *error);
 /* The op of this name; NULL and KILN_CONTRACT with the nearest name if there is none. */
 KILN_API const kiln_op *kiln_find(const kiln_library *library, const char *name, kiln_error *error);
 
