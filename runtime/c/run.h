@@ -9,7 +9,7 @@
 
 #include "internal.h"
 
-/* ---- text (text.c): appended to a buffer, cut at its end; `used` counts what there would be ---- */
+/* ---- text (message.c): appended to a buffer, cut at its end; `used` counts what there would be ---- */
 typedef struct { char *text; size_t size, used; } sink;
 void kiln_put(sink *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void kiln_put_number(sink *s, double value); /* the shortest text that reads back as the same value */

@@ -1,93 +1,53 @@
-/* Messages: built in a caller's buffer, cut with an ellipsis where they do not fit. */
-#include "run.h"
-
-#include <math.h>
-#include <stdarg.h>
+/* Text as it may be shown, whatever is in it. */
 #include <stdio.h>
-#include <stdlib.h>
+#include <string.h>
 
-void kiln_put(sink *s, const char *format, ...) {
-  if (s == NULL) return;
-  va_list list;
-  va_start(list, format);
-  size_t room = s->used < s->size ? s->size - s->used : 0;
-  int written = vsnprintf(room ? s->text + s->used : NULL, room, format, list);
-  va_end(list);
-  if (written > 0) s->used += (size_t)written;
-}
+#include "core.h"
 
-void kiln_put_number(sink *s, double value) {
-  if (s == NULL) return;
-  if (isnan(value) || isinf(value)) {
-    kiln_put(s, "%s", isnan(value) ? "nan" : value < 0 ? "-inf" : "inf");
-    return;
+size_t kiln_utf8_length(const uint8_t *c, const uint8_t *end) {
+  if (*c < 0x80) return 1;
+  size_t length = *c >= 0xC2 && *c <= 0xDF ? 2 : (*c & 0xF0) == 0xE0 ? 3 : *c >= 0xF0 && *c <= 0xF4 ? 4 : 0;
+  if (length == 0 || (size_t)(end - c) < length) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((c[i] & 0xC0) != 0x80) return 0;
   }
-  char text[64];
-  int digits = 1;
-  do {
-    snprintf(text, sizeof text, "%.*e", digits - 1, value);
-  } while (strtod(text, NULL) != value && ++digits <= 17);
-  int exponent = atoi(strchr(text, 'e') + 1);
-  if (exponent < -4 || exponent >= 16) {
-    kiln_put(s, "%.*s", (int)(strchr(text, 'e') - text), text);
-    kiln_put(s, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
-  } else {
-    int decimals = digits - 1 - exponent;
-    kiln_put(s, "%.*f", decimals < 1 ? 1 : decimals, value);
-  }
+  bool bad = (*c == 0xE0 && c[1] < 0xA0) || (*c == 0xED && c[1] > 0x9F) || (*c == 0xF0 && c[1] < 0x90) || (*c == 0xF4 && c[1] > 0x8F);
+  return bad ? 0 : length;
 }
 
-void kiln_put_attr(sink *s, const attr_value *value) {
-  if (value->kind == JSON_TEXT) kiln_put(s, "'%s'", value->text);
-  else if (value->kind == JSON_INTEGER) kiln_put(s, "%lld", (long long)value->integer);
-  else kiln_put(s, "%s", value->kind == JSON_TRUE ? "True" : "False");
+static uint32_t code_point(const uint8_t *c, size_t length) {
+  static const uint8_t masks[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
+  uint32_t value = c[0] & masks[length];
+  for (size_t i = 1; i < length; ++i) value = value << 6 | (c[i] & 0x3F);
+  return value;
 }
 
-sink kiln_message(kiln_error *error) {
-  return (sink){error != NULL ? error->message : NULL, error != NULL ? sizeof error->message : 0, 0};
+/* One character as it is shown; a byte that is no UTF-8 is what Python makes of it in a file name. */
+static int show(const uint8_t *c, size_t length, char out[16]) {
+  static const char special[] = "\n\r\t\\'", letters[] = "nrt\\'";
+  if (length == 0) return snprintf(out, 16, "\\udc%02x", *c);
+  uint32_t value = code_point(c, length);
+  const char *found = value == 0 || value > 0x7F ? NULL : strchr(special, (int)value);
+  if (found != NULL) return snprintf(out, 16, "\\%c", letters[found - special]);
+  if (value >= 0x20 && value < 0x7F) return snprintf(out, 16, "%c", (char)value);
+  return snprintf(out, 16, value < 0x100 ? "\\x%02x" : value < 0x10000 ? "\\u%04x" : "\\U%08x", value);
 }
 
-kiln_code kiln_fail_put(kiln_error *error, kiln_code code, const sink *s) {
-  if (error == NULL) return code;
-  error->code = code;
-  error->driver = 0;
-  if (s->used >= s->size) memcpy(error->message + s->size - 4, "...", 4);
-  return code;
-}
-
-/* Edits (insertions, deletions, replacements) that turn one name into the other; names longer than a row are not compared. */
-static uint32_t distance(const char *a, const char *b) {
-  enum { ROW = 128 };
-  size_t m = strlen(a), n = strlen(b);
-  if (m >= ROW || n >= ROW) return UINT32_MAX;
-  uint32_t row[ROW];
-  for (uint32_t j = 0; j <= n; j++) row[j] = j;
-  for (uint32_t i = 1; i <= m; i++) {
-    uint32_t diagonal = row[0];
-    row[0] = i;
-    for (uint32_t j = 1; j <= n; j++) {
-      uint32_t best = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      if (row[j] + 1 < best) best = row[j] + 1;
-      if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-      row[j] = best;
+size_t kiln_ascii(const char *text, size_t bytes, char *out, size_t room) {
+  const uint8_t *at = (const uint8_t *)text, *end = at + bytes;
+  size_t used = 0;
+  char piece[16];
+  while (at < end) {
+    size_t length = kiln_utf8_length(at, end), shown = (size_t)show(at, length, piece);
+    if (used + shown + 4 > room) {
+      memcpy(out + used, "...", 3);
+      used += 3;
+      break;
     }
+    memcpy(out + used, piece, shown);
+    used += shown;
+    at += length == 0 ? 1 : length;
   }
-  return row[n];
-}
-
-void kiln_put_nearest(sink *s, const char *name, const char *const *known, uint32_t count) {
-  uint32_t best = UINT32_MAX, at = 0;
-  for (uint32_t i = 0; i < count; i++) {
-    uint32_t d = distance(name, known[i]);
-    if (d < best) best = d, at = i;
-  }
-  size_t length = strlen(name);
-  if (best != UINT32_MAX && 5 * (size_t)best <= 2 * (length + strlen(known[at])) / 2) {
-    kiln_put(s, "did you mean %s?", known[at]);
-    return;
-  }
-  kiln_put(s, "there is ");
-  for (uint32_t i = 0; i < count && i < 20; i++) kiln_put(s, "%s%s", i ? ", " : "", known[i]);
-  kiln_put(s, count > 20 ? " and more." : ".");
+  out[used] = 0;
+  return used;
 }
