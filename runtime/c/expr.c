@@ -77,9 +77,9 @@ static bool parse_items(budget *b, const json_value *list, uint32_t count, int l
   return true;
 }
 
-static bool parse_tail(budget *b, form form, const json_value *list, int level, expr *out) {
+static bool parse_tail(budget *b, form what, const json_value *list, int level, expr *out) {
   const json_value *first = &list->u.items[1], *second = list->count > 2 ? &list->u.items[2] : NULL;
-  switch (form) {
+  switch (what) {
     case NAME: return read_name(b, first, &out->name);
     case TWO_EXPRS: return parse_items(b, list, 2, level, false, out);
     case ONE_EXPR: return parse_items(b, list, 1, level, false, out);

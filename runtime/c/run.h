@@ -257,6 +257,18 @@ candidate *kiln_candidate_at(const kiln_op *op, const wanted *asked, uint32_t i)
 const char *kiln_disabled_by(const kiln_library *library, const candidate *c);
 bool kiln_is_disabled(const kiln_library *library, const char *name);
 
+/* ---- run.c: a call on its way, with its working memory ---- */
+typedef struct {
+  work w;
+  operands given;
+  wanted asked;
+  _Alignas(16) char space[WORK_STACK];
+} request;
+/* Whatever it returns, `out->w` is to be freed. */
+kiln_code kiln_start(const kiln_op *op, const kiln_argument *arguments, size_t count, const kiln_choice *choice, request *out,
+                     kiln_error *error);
+kiln_code kiln_check_request(const kiln_op *op, const request *r, kiln_stream stream, kiln_error *error);
+
 /* ---- plan.c ---- */
 typedef struct {
   const kiln_op *callee;
@@ -384,17 +396,21 @@ kiln_code kiln_scratch_give(const kiln_op *op, context *c, kiln_stream stream, s
 void kiln_scratch_close(kiln_library *library, bool forked);
 
 /* ---- providers (provider.c) ---- */
-/* Runs the providers of an op from `*next` on: those above the tree, or (below) the others. *next is the first that was not tried.
- * KILN_DECLINED: none ran. */
-kiln_code kiln_run_providers(const kiln_op *op, const provider_list *list, bool below, const kiln_argument *arguments, size_t count,
-                             const wanted *asked, kiln_stream stream, kiln_error *error);
-void kiln_explain_providers(const kiln_op *op, const provider_list *list, bool below, const wanted *asked, bool *ran, sink *s);
+/* The arguments that a provider is given: every operand that is there, every scalar and attribute. */
+typedef struct { kiln_argument *items; size_t count; } argument_list;
+kiln_code kiln_list_arguments(const kiln_op *op, const operands *o, work *w, argument_list *out, kiln_error *error);
+/* Runs the first provider that serves and does not decline, of those above the tree or of those below. KILN_DECLINED: none did. */
+kiln_code kiln_run_providers(const kiln_op *op, const provider_list *list, bool below, const argument_list *arguments, const wanted *asked,
+                             kiln_stream stream, kiln_error *error);
+void kiln_explain_providers(const provider_list *list, const kiln_library *library, bool below, const wanted *asked, bool *ran, sink *s);
+void kiln_free_providers(provider_list *list);
 
 /* ---- library.c ---- */
-kiln_op *kiln_pack_op(const kiln_op *of, uint32_t id);
+kiln_code kiln_make_ops(kiln_library *library, kiln_error *error);
 void kiln_release(kiln_library *library);
 kiln_code kiln_add_disabled(kiln_library *library, const char *name, size_t bytes, bool disabled, kiln_error *error);
 
+/* ---- ed25519.c ---- */
 bool kiln_ed25519_verify(const uint8_t key[32], const void *message, size_t bytes, const uint8_t signature[64]);
 
 #endif
