@@ -422,8 +422,7 @@ class Operation:
         items = [argument(n, x) for n, x in zip(inputs, operands, strict=False)]
         roles = {t.name: t.role for t in sig.tensors}
         items += [argument(n, x) for n, x in named.items() if x is not None or n in roles]
-        given = out if isinstance(out, tuple) else (out,) if out is not None else ()
-        for name, array in zip(sig.returns, given, strict=False):
+        for name, array in zip(sig.returns, _each(out), strict=False):
             if array is not None:
                 items.append(argument(name, array, written=roles[name] == "inout"))
         return items
@@ -471,7 +470,7 @@ class Operation:
         handle = None if stream is None else stream or 1
         self.library.call("kiln_run", self.handle, items, count, ctypes.byref(choice), handle)
         sig = self.library.signature(self.name)
-        given = out if isinstance(out, tuple) else (out,) * len(sig.returns)
+        given = _each(out) or (None,) * len(sig.returns)
         inputs = [o.name for o in sig.operands if o.kind == "scalar" or o.role != "out"]
         known = {**dict(zip(inputs, operands, strict=False)), **named, **made}
         results = [
@@ -503,6 +502,11 @@ class Operation:
         call = ctypes.c_void_p()
         self.library.call("kiln_bind", self.handle, items, count, ctypes.byref(choice), ctypes.byref(call))
         return Call(self.library, call, (operands, named, out, made), made)
+
+
+def _each(out: Any) -> tuple[Any, ...]:
+    # A view is a tuple, too, but one array.
+    return () if out is None else out if isinstance(out, tuple) and not isinstance(out, View) else (out,)
 
 
 class Call:

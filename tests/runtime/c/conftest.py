@@ -1,0 +1,20 @@
+"""libkiln, compiled once a session."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from kiln.tests.runtime.c import libkiln
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared library, with rows split over threads however few they are."""
+    return libkiln.build(tmp_path_factory.mktemp("c") / "libkiln.so", "-DKILN_MIN_WORK=1")
+
+
+@pytest.fixture(scope="session")
+def c(built: Path) -> ctypes.CDLL:
+    """Its functions."""
+    return libkiln.opened(built)
