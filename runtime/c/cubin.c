@@ -89,7 +89,7 @@ static bool read_architecture(elf *e, bool old, cubin *out) {
   const elf_section *compat = kiln_elf_find(e, ".nv.compat", "");
   if (compat != NULL) {
     records all = records_of(e, compat);
-    for (record r; next_record(e, &all, &r);) accelerated = accelerated || (r.attr == ACCELERATOR && (r.small & 0xFF) != 0);
+    for (record r = {0}; next_record(e, &all, &r);) accelerated = accelerated || (r.attr == ACCELERATOR && (r.small & 0xFF) != 0);
     if (e->code != KILN_OK) return false;
   }
   const char *release, *options;
@@ -144,7 +144,7 @@ static bool read_facts(elf *e, uint32_t symbols, symbol_facts **out) {
   symbol_facts *facts = *out = kiln_arena_get(e->arena, symbols, sizeof *facts);
   if (facts == NULL) return kiln_elf_no_memory(e);
   records all = records_of(e, section);
-  for (record r; next_record(e, &all, &r);) {
+  for (record r = {0}; next_record(e, &all, &r);) {
     int fact = fact_of(r.attr);
     if (fact < 0) continue;
     if (r.payload.bytes != 8) return kiln_elf_refuse(e, "attribute %#x has %zu bytes, expected 8", r.attr, r.payload.bytes);
@@ -207,7 +207,7 @@ static bool read_shape(elf *e, const cubin_kernel *k, const record *r, cubin_sha
 static bool make_params(elf *e, const elf_section *info, cubin_kernel *k) {
   size_t count = 0;
   records all = records_of(e, info);
-  for (record r; next_record(e, &all, &r);) count += r.attr == KPARAM || r.attr == KPARAM_V2;
+  for (record r = {0}; next_record(e, &all, &r);) count += r.attr == KPARAM || r.attr == KPARAM_V2;
   k->params = kiln_arena_get(e->arena, count, sizeof *k->params);
   return k->params != NULL || kiln_elf_no_memory(e);
 }
@@ -217,7 +217,7 @@ static bool read_info(elf *e, const elf_section *info, cubin_kernel *k) {
   cubin_shape most = {0};
   if (!make_params(e, info, k)) return false;
   records all = records_of(e, info);
-  for (record r; next_record(e, &all, &r);) {
+  for (record r = {0}; next_record(e, &all, &r);) {
     bool good = true;
     switch (r.attr) {
       case KPARAM:

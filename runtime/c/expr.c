@@ -144,7 +144,7 @@ bool kiln_read_attr_value(reading *r, const reader *how, const json_value *value
   (void)how;
   bool plain = value->kind == JSON_TRUE || value->kind == JSON_FALSE || value->kind == JSON_INTEGER;
   bool text = value->kind == JSON_TEXT && strlen(value->u.text) == value->count;
-  if (!plain && !text) return kiln_mismatch(r, "true, false, an integer or a string", value);
+  if (!plain && !text) return kiln_mismatch(r, "true, false, an integer or a string without NUL", value);
   attr_value made = {.kind = value->kind, .integer = value->kind == JSON_INTEGER ? value->u.integer : value->kind == JSON_TRUE};
   if (text && (made.text = kiln_arena_text(r->keep, value->u.text, value->count)) == NULL) return kiln_out_of_memory(r);
   if (out != NULL) memcpy(out, &made, sizeof made);

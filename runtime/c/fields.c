@@ -16,19 +16,18 @@ static void add(line *l, const char *text, size_t bytes) {
   l->text[l->used] = 0;
 }
 
-/* Where the value stood, as a JSON pointer. */
+/* Where the value stood, as a JSON pointer that can be printed. */
 static void add_pointer(line *l, const reading *r) {
-  char number[16];
+  enum { SHOWN = 200 };
+  char shown[SHOWN];
   for (int i = 0; i < r->depth; ++i) {
-    add(l, "/", 1);
     const char *name = r->path[i].name;
-    if (name == NULL) {
-      add(l, number, (size_t)snprintf(number, sizeof number, "%" PRIu32, r->path[i].index));
-      continue;
-    }
-    for (; *name; ++name) {
-      if (*name == '~' || *name == '/') add(l, *name == '~' ? "~0" : "~1", 2);
-      else add(l, name, 1);
+    if (name == NULL) snprintf(shown, sizeof shown, "%" PRIu32, r->path[i].index);
+    else kiln_ascii(name, r->path[i].index, shown, sizeof shown);
+    add(l, "/", 1);
+    for (const char *c = shown; *c; ++c) {
+      if (*c == '~' || *c == '/') add(l, *c == '~' ? "~0" : "~1", 2);
+      else add(l, c, 1);
     }
   }
   if (r->depth == 0) add(l, "/", 1);
@@ -290,7 +289,7 @@ bool kiln_read_record(reading *r, const reader *how, const json_value *value, vo
   for (size_t i = 0; i < fields->count; ++i) {
     const field *f = &fields->fields[i];
     void *place = out == NULL || f->at == NOT_KEPT ? NULL : (char *)out + f->at;
-    if (!kiln_step(r, f->name, 0) || !f->how.read(r, &f->how, found[i], place)) return false;
+    if (!kiln_step(r, f->name, (uint32_t)strlen(f->name)) || !f->how.read(r, &f->how, found[i], place)) return false;
     kiln_step_back(r);
   }
   return true;
@@ -351,7 +350,7 @@ bool kiln_read_map(reading *r, const reader *how, const json_value *value, void 
     const json_member *m = &value->u.members[i];
     const json_value name = {.kind = JSON_TEXT, .count = m->bytes, .u.text = m->name};
     char *place = items == NULL ? NULL : items + i * how->size;
-    if (!kiln_step(r, m->name, 0) || !how->key->read(r, how->key, &name, place) ||
+    if (!kiln_step(r, m->name, m->bytes) || !how->key->read(r, how->key, &name, place) ||
         !how->item->read(r, how->item, &m->value, place == NULL ? NULL : place + how->at))
       return false;
     kiln_step_back(r);

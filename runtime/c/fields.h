@@ -7,7 +7,7 @@
 
 #include "core.h"
 
-typedef struct { const char *name; uint32_t index; } path_step; /* a field, or an item where name is NULL */
+typedef struct { const char *name; uint32_t index; } path_step; /* a field: its name and the bytes of it; an item: NULL, its place */
 
 typedef struct {
   kiln_arena *keep;    /* what the manifest consists of */

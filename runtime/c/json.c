@@ -138,7 +138,7 @@ static bool string_length(parser *p, size_t *bytes) {
 
 /* A string behind its opening quote. */
 static bool parse_string(parser *p, const char **text, uint32_t *bytes) {
-  size_t most;
+  size_t most = 0;
   if (!string_length(p, &most)) return false;
   char *start = kiln_arena_get(p->arena, most + 1, 1), *out = start;
   if (start == NULL) return no_memory(p);

@@ -49,7 +49,7 @@ static bool read_tags(elf *e, tag_list *out) {
   if (section == NULL || section->kind != SHT_DYNAMIC || section->offset != dynamic->offset || section->size != dynamic->filesz ||
       section->address != dynamic->address)
     return kiln_elf_refuse(e, "the section '.dynamic' isn't the dynamic segment");
-  uint64_t offset;
+  uint64_t offset = 0;
   if (!file_offset(e, dynamic->address, dynamic->filesz, "the dynamic segment", &offset)) return false;
   if (offset != dynamic->offset) return kiln_elf_refuse(e, "the dynamic segment is loaded from elsewhere than it says");
   if (dynamic->filesz % TAG_SIZE != 0)
@@ -78,7 +78,7 @@ static bool check_agreement(elf *e, const tag_list *tags, const elf_section *tab
   }
   const elf_section *both[] = {table, strings};
   for (int i = 0; i < 2; ++i) {
-    uint64_t offset;
+    uint64_t offset = 0;
     if (!file_offset(e, both[i]->address, both[i]->size, both[i]->name, &offset)) return false;
     if (offset != both[i]->offset) return kiln_elf_refuse(e, "section '%.200s' is loaded from elsewhere than it says", both[i]->name);
   }
@@ -175,7 +175,7 @@ static bool has_code_tags(const elf *e, const tag_list *tags) {
 
 /* Whether a relocation table calls functions of the file. */
 static bool read_relocations(elf *e, const tag_list *tags, uint64_t start, uint64_t length, uint32_t irelative, bool *out) {
-  uint64_t address, size, at;
+  uint64_t address = 0, size = 0, at = 0;
   if (!last_value(tags, length, &size) || size == 0 || !last_value(tags, start, &address)) return true;
   if (!file_offset(e, address, size, "a relocation table", &at)) return false;
   if (size % RELA_SIZE != 0) return kiln_elf_refuse(e, "a relocation table has %" PRIu64 " bytes, expected a multiple of %d", size, RELA_SIZE);

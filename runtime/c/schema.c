@@ -171,7 +171,7 @@ static int read_kind(reading *r, const char *const *kinds, const json_value *val
   int kind = -1;
   const json_value *tag = value->kind == JSON_OBJECT ? kiln_member(value, "kind") : NULL;
   if (tag == NULL) kiln_mismatch(r, "an object with the field 'kind'", value);
-  else if (kiln_step(r, "kind", 0) && kiln_read_enum(r, &one_of, tag, &kind)) kiln_step_back(r);
+  else if (kiln_step(r, "kind", 4) && kiln_read_enum(r, &one_of, tag, &kind)) kiln_step_back(r);
   return kind;
 }
 

@@ -105,7 +105,7 @@ static kiln_code open_folder(kiln_tree *tree, const char *folder, int *fd, kiln_
 
 kiln_code kiln_tree_has_folder(kiln_tree *tree, const char *folder, kiln_error *error) {
   if (tree->root >= 0) {
-    int fd;
+    int fd = NO_FOLDER;
     kiln_code code = open_folder(tree, folder, &fd, error);
     if (code == KILN_OK) close(fd);
     return code;
@@ -161,7 +161,7 @@ static kiln_code read_all(const place *at, int fd, size_t most, buffer *b) {
 
 static kiln_code read_file(const place *at, size_t most, buffer *b) {
   char text[128];
-  int folder;
+  int folder = NO_FOLDER;
   kiln_code code = open_folder(at->tree, at->folder, &folder, at->error);
   if (code != KILN_OK) return code;
   int fd = openat(folder, at->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
@@ -282,7 +282,7 @@ static kiln_code list_archive(const archive *a, const char *folder, entry_seen *
 
 kiln_code kiln_tree_list(kiln_tree *tree, const char *folder, entry_seen *seen, void *user, kiln_error *error) {
   if (tree->root < 0) return list_archive(&tree->archive, folder, seen, user);
-  int fd;
+  int fd = NO_FOLDER;
   kiln_code code = open_folder(tree, folder, &fd, error);
   return code != KILN_OK ? code : list_folder(fd, folder == NULL ? tree->label : folder, seen, user, error);
 }

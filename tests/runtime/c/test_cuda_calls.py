@@ -211,7 +211,7 @@ def scratch_call(library: libkiln.Library, rows: int) -> libkiln.Call:
         sizes = tuple(shape[e[1]] if e[0] == "dim" else 512 for e in t.shape if type(e) is tuple) or (1,)
         operands[t.name] = tensor(*sizes, dtype=dtype, at=BASE + (i << 34))
     outs = tuple(operands.pop(n) for n in sig.returns)
-    return op.bind(**operands, out=outs, tier="composite")
+    return op.bind(**operands, out=outs, scale=0.5, tier="composite")
 
 
 def test_scratch_grows_outside_capture_only(c: ctypes.CDLL, fake: FakeCuda) -> None:
