@@ -1,8 +1,6 @@
 /* The two closed languages of a manifest, evaluated in a checked call: expressions and predicates. */
 #include "run.h"
 
-#include <math.h>
-
 void kiln_put_value(sink *s, const number *n) {
   if (n->real) kiln_put_number(s, n->value);
   else kiln_put(s, "%lld", (long long)n->integer);
@@ -124,6 +122,13 @@ static trouble integers(expr_head head, int64_t a, int64_t b, int64_t *out) {
   }
 }
 
+/* libm is no part of what libkiln needs. Beyond 2^53 every double is an integer. */
+static double floor_of(double x) {
+  if (!(x > -9007199254740992.0 && x < 9007199254740992.0)) return x;
+  double whole = (double)(int64_t)x;
+  return whole > x ? whole - 1 : whole;
+}
+
 /* Python's rules for floats: floordiv and mod round towards minus infinity. */
 static trouble reals(expr_head head, double a, double b, double *out) {
   bool divides = head == X_FLOORDIV || head == X_CDIV || head == X_MOD || head == X_ROUNDUP;
@@ -134,10 +139,10 @@ static trouble reals(expr_head head, double a, double b, double *out) {
     case X_MUL: *out = a * b; break;
     case X_MIN: *out = b < a ? b : a; break;
     case X_MAX: *out = b > a ? b : a; break;
-    case X_FLOORDIV: *out = floor(a / b); break;
-    case X_CDIV: *out = -floor(-a / b); break;
-    case X_MOD: *out = a - floor(a / b) * b; break;
-    default: *out = -floor(-a / b) * b; break;
+    case X_FLOORDIV: *out = floor_of(a / b); break;
+    case X_CDIV: *out = -floor_of(-a / b); break;
+    case X_MOD: *out = a - floor_of(a / b) * b; break;
+    default: *out = -floor_of(-a / b) * b; break;
   }
   return FINE;
 }
@@ -256,7 +261,7 @@ static kiln_code divisible(const expr *pred, const bound *b, const number *args,
   number x;
   kiln_code code = kiln_evaluate(&pred->items[0], b, args, &x, error);
   if (code != KILN_OK) return code;
-  if (x.real ? fmod(x.value, (double)pred->integer) == 0 : x.integer % pred->integer == 0) return KILN_OK;
+  if (x.real ? floor_of(x.value / (double)pred->integer) * (double)pred->integer == x.value : x.integer % pred->integer == 0) return KILN_OK;
   no(why, &pred->items[0]);
   kiln_put(why, " divisible by %lld, found ", (long long)pred->integer);
   kiln_put_value(why, &x);
