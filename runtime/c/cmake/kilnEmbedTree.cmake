@@ -13,8 +13,8 @@
 
 function(kiln_embed_tree target tree)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "NAME" "TARGETS")
-  if(arg_UNPARSED_ARGUMENTS OR arg_KEYWORDS_MISSING_VALUES)
-    message(FATAL_ERROR "kiln_embed_tree: found ${arg_UNPARSED_ARGUMENTS}${arg_KEYWORDS_MISSING_VALUES}, "
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "kiln_embed_tree: found ${arg_UNPARSED_ARGUMENTS}, "
       "expected kiln_embed_tree(target tree [TARGETS t...] [NAME symbol])")
   endif()
   set(name kiln_embedded_tree)

@@ -1,51 +1,70 @@
-"""libkiln as an engine gets it: built and installed with CMake, beside a tree and the header of its calls."""
+"""libkiln as an engine gets it: README's commands, run in a folder that has this repository's, with no Python."""
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from kiln.compiler.c_header import c_header
 from kiln.tests.support.compilers import run
-from kiln.tools.trees import read_tree, shipped
+from kiln.tests.support.readme import Shown, prints, session
+from kiln.tools.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "runtime" / "c"
 EXAMPLE = SOURCE / "example"
 WARNINGS = "-Wall -Wextra -Werror"
-TOOLS = ("cmake", "make", "ninja", "cc", "c++", "gcc", "g++", "as", "ld", "ar", "ranlib", "pkg-config", "uname", "sh")
+TOOLS = ("cmake", "make", "ninja", "cc", "c++", "gcc", "g++", "as", "ld", "ar", "ranlib", "pkg-config", "sh")
 
 
 def bare_path(folder: Path) -> str:
     """A PATH with what builds C and C++, and no Python."""
+    folder.mkdir()
     for tool in TOOLS:
         found = shutil.which(tool)
         if found is not None:
             (folder / tool).symlink_to(found)
-    assert not any(p.name.startswith("python") for p in folder.iterdir())
     return str(folder)
 
 
 @dataclass(frozen=True)
 class Engines:
-    """Where engines are built: an installed libkiln, and tools without Python."""
+    """A folder in which engines are built, with an installed libkiln; commands find no Python."""
 
-    prefix: Path
-    headers: Path
+    folder: Path
     path: str
 
-    def run(self, *command: str | Path, cwd: Path = ROOT, **env: str) -> str:
-        """stdout of a command that must succeed and finds no Python."""
-        return run(command, cwd, PATH=self.path, **env)
+    @property
+    def prefix(self) -> Path:
+        """Where libkiln is installed."""
+        return self.folder / "prefix"
+
+    @property
+    def objects(self) -> list[Path]:
+        """What the libraries were made of."""
+        return sorted((self.folder / "build" / "kiln").rglob("*.c.o"))
+
+    def run(self, *command: str | Path, **env: str) -> str:
+        """stdout of a command that must succeed."""
+        return run(command, self.folder, PATH=self.path, **env)
+
+    def follow(self, commands: Sequence[Shown], **env: str) -> None:
+        """Run what README shows, and compare what it prints; `kiln` itself is the one of this interpreter."""
+        for command, shown in commands:
+            if command.startswith("kiln "):
+                with chdir(self.folder):
+                    assert main(command.split()[1:]) == 0, command
+            else:
+                found = self.run("sh", "-c", command, **env)
+                assert not shown or prints(shown, found), f"{command}\n{found}"
 
     def configure(self, source: Path, build: Path, *options: str | Path) -> str:
         """Run CMake's configuration of a project that uses the installed library."""
-        defines = (f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DKILN_HEADERS={self.headers}")
+        defines = (f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DKILN_HEADERS={self.folder}")
         return self.run("cmake", "-S", source, "-B", build, *defines, *options)
 
     def build(self, source: Path, build: Path, *options: str | Path) -> None:
@@ -55,19 +74,14 @@ class Engines:
 
 
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """libkiln, built without a warning, installed into a folder of its own."""
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """libkiln, built without a warning and installed as README says."""
     for tool in ("cmake", "cc", "c++"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
     folder = tmp_path_factory.mktemp("engines")
-    tools, headers = folder / "tools", folder / "headers"
-    tools.mkdir()
-    headers.mkdir()
-    tree = read_tree(shipped())
-    (headers / "kiln_ops.h").write_text(c_header(tree.manifests, tree.digest), "utf-8")
-    made = Engines(folder / "prefix", headers, bare_path(tools))
-    made.run("cmake", "-S", SOURCE, "-B", folder / "build", f"-DCMAKE_C_FLAGS={WARNINGS}")
-    made.run("cmake", "--build", folder / "build", "--parallel", str(len(os.sched_getaffinity(0))))
-    made.run("cmake", "--install", folder / "build", "--prefix", made.prefix)
-    yield made
+    for name in ("runtime", "aot_artifacts"):
+        (folder / name).symlink_to(ROOT / name)
+    made = Engines(folder, bare_path(folder / "tools"))
+    made.follow(session("cmake --install"), CFLAGS=WARNINGS)
+    return made
