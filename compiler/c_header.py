@@ -89,7 +89,9 @@ class Call:
 def _wrapped(items: Sequence[str], indent: str) -> str:
     """The items with commas, lines broken between items only."""
     glued = ", ".join(i.replace(" ", "\0") for i in items)
-    lines = textwrap.wrap(glued, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        glued, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(lines).replace("\0", " ")
 
 

@@ -43,22 +43,23 @@ def prefix(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Write or print the header."""
-    text, document = header(args.tree, args.prefix)
+    text, root, ops = header(args.tree, args.prefix)
+    document = {"root": root, "ops": ops}
     if args.out is None:
         emit(args, {**document, "text": text}, text)
         return 0
     changed = write_if_changed(args.out, text)
-    said = f"{args.out}: {plural(document['ops'], 'op')}, {'written' if changed else 'unchanged'}"
+    said = f"{args.out}: {plural(ops, 'op')}, {'written' if changed else 'unchanged'}"
     emit(args, {**document, "out": str(args.out), "changed": changed}, said)
     return 0
 
 
-def header(root: Path | None, names: str = "kiln") -> tuple[str, dict[str, int | str]]:
-    """The header for the tree at `root` (None: the default tree), and what scripts get of it."""
+def header(root: Path | None, names: str = "kiln") -> tuple[str, str, int]:
+    """The header for the tree at `root` (None: the default tree), the tree's root digest, its number of ops."""
     tree = read_tree(root)
     text = c_header(tree.manifests, tree.digest, names)
     ops = {name for manifest in tree.manifests.values() for name in manifest.ops}
-    return text, {"root": f"sha256:{tree.digest}", "ops": len(ops)}
+    return text, f"sha256:{tree.digest}", len(ops)
 
 
 def write_if_changed(path: Path, text: str) -> bool:

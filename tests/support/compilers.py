@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -58,3 +60,14 @@ def run(command: Sequence[str | Path], cwd: Path, **env: str) -> str:
 def build(name: str, cwd: Path, *arguments: str | Path) -> str:
     """Compile with all warnings as errors; what the compiler printed on stdout."""
     return run([*command_of(name), *STRICT, *arguments], cwd)
+
+
+def build_all(name: str, folder: Path, sources: Sequence[Path], *flags: str) -> list[Path]:
+    """Compile sources into objects in `folder`, as many at once as there are processors."""
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    assert len(set(objects)) == len(sources)
+    command_of(name)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        pairs = zip(sources, objects, strict=True)
+        list(pool.map(lambda pair: build(name, folder, *flags, "-c", pair[0], "-o", pair[1]), pairs))
+    return objects

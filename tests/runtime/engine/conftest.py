@@ -1,4 +1,4 @@
-"""libkiln as an engine gets it: README's commands, run in a folder that has this repository's, with no Python."""
+"""libkiln as an engine gets it: README's commands, run in a folder with this repository's and no Python."""
 
 from __future__ import annotations
 

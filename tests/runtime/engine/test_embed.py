@@ -1,4 +1,4 @@
-"""kiln_embed_tree: the archive holds the tree's files, its bytes depend on them alone, and it follows the tree."""
+"""kiln_embed_tree: the archive holds the tree's files, its bytes depend on them alone, it follows the tree."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def project(folder: Path, embed: str, language: str = "C", name: str = "kiln_emb
     return folder
 
 
-def dumped(engines: Engines, folder: Path, embed: str, *options: str, language: str = "C", **more: str) -> bytes:
+def dumped(
+    engines: Engines, folder: Path, embed: str, *options: str, language: str = "C", **more: str
+) -> bytes:
     """The archive that a program finds in itself."""
     source = project(folder / "source", embed, language, **more)
     engines.build(source, folder / "build", *options)
@@ -65,7 +67,7 @@ def contents(archive: bytes) -> dict[str, bytes]:
 
 
 def test_the_archive_holds_the_files_of_the_targets(engines: Engines, tmp_path: Path) -> None:
-    tree = write(tmp_path / "a tree's \"folder\"", {**FILES, **NOT_EMBEDDED})
+    tree = write(tmp_path / 'a tree\'s "folder"', {**FILES, **NOT_EMBEDDED})
     archive = dumped(engines, tmp_path / "one", f"kiln_embed_tree(dump [[{tree}]])")
     assert contents(archive) == FILES
     assert archive.endswith(bytes(1024))
@@ -88,7 +90,9 @@ def test_the_bytes_depend_on_the_files_alone(engines: Engines, tmp_path: Path) -
 
 def test_targets_and_the_symbol_can_be_chosen(engines: Engines, tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", FILES)
-    embed = f"kiln_embed_tree(dump {tree} TARGETS cpu-x86_64 NAME addon)\nkiln_embed_tree(dump {tree} NAME other)"
+    embed = (
+        f"kiln_embed_tree(dump {tree} TARGETS cpu-x86_64 NAME addon)\nkiln_embed_tree(dump {tree} NAME other)"
+    )
     archive = dumped(engines, tmp_path, embed, name="addon")
     assert contents(archive) == {n: d for n, d in FILES.items() if not n.startswith("sm_80/")}
 

@@ -1,4 +1,4 @@
-"""The installed package: the example engine is built and run with no Python; find_package, pkg-config, versions."""
+"""The installed package: the example engine, built and run with no Python; CMake, pkg-config, versions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_readme_s_engine_is_the_example_and_runs(engines: Engines) -> None:
 
 
 def test_readme_s_cmakelists_is_accepted(engines: Engines, tmp_path: Path) -> None:
-    start = "cmake_minimum_required(VERSION 3.18)\nproject(x LANGUAGES CXX)\nadd_executable(engine engine.cpp)\n"
+    start = (
+        "cmake_minimum_required(VERSION 3.18)\nproject(x LANGUAGES CXX)\nadd_executable(engine engine.cpp)\n"
+    )
     (tmp_path / "CMakeLists.txt").write_text(start + block("cmake", "find_package"))
     (tmp_path / "engine.cpp").touch()
     (tmp_path / "aot_artifacts").symlink_to(TREE)
@@ -92,7 +94,9 @@ def small_tree(folder: Path) -> Path:
     return folder
 
 
-def test_the_engine_refuses_another_tree_than_its_header_was_written_for(engine: Path, tmp_path: Path) -> None:
+def test_the_engine_refuses_another_tree_than_its_header_was_written_for(
+    engine: Path, tmp_path: Path
+) -> None:
     tree = small_tree(tmp_path / "tree")
     index = tree / "INDEX.json"
     generation = re.compile(rb'"generation": (\d+)')
@@ -135,7 +139,9 @@ def test_quick_says_what_is_wrong(engines: Engines, tmp_path: Path) -> None:
     (library,) = engines.prefix.rglob("libkiln.a")
     include = f"-I{engines.prefix / 'include'}"
     quick = tmp_path / "quick"
-    engines.run("cc", "-std=c11", include, EXAMPLE / "quick.c", library, "-pthread", "-ldl", "-lm", "-o", quick)
+    engines.run(
+        "cc", "-std=c11", include, EXAMPLE / "quick.c", library, "-pthread", "-ldl", "-lm", "-o", quick
+    )
     assert refused([quick, tmp_path / "none"]).startswith("quick: ")
 
 

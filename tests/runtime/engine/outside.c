@@ -1,4 +1,4 @@
-/* libkiln from the outside, on the CPU: driver TREE THREADS. Prints how many checks held; stops at the first that does not. */
+/* libkiln from the outside, on the CPU: outside TREE THREADS. Prints how many checks held; stops at the first that does not. */
 #include <kiln.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@ static unsigned checks;
 static kiln_error error;
 #define CHECK(condition) ((condition) ? (void)__atomic_add_fetch(&checks, 1, __ATOMIC_RELAXED) : failed(#condition, __LINE__))
 static void failed(const char *condition, int line) {
-  fprintf(stderr, "driver.c:%d: %s (last error %d: %s)\n", line, condition, (int)error.code, error.message);
+  fprintf(stderr, "outside.c:%d: %s (last error %d: %s)\n", line, condition, (int)error.code, error.message);
   exit(1);
 }
 
@@ -20,8 +20,9 @@ typedef struct {
 } fixture;
 
 static fixture *new_fixture(int64_t rows) {
-  fixture *f = calloc(1, sizeof *f);
+  fixture *f = aligned_alloc(256, (sizeof *f + 255) / 256 * 256); /* each array at the same alignment, so that calls may be bound anew */
   CHECK(f != NULL);
+  memset(f, 0, sizeof *f);
   for (int i = 0; i < MOST_ROWS * N; i++) f->x[i] = (float)(i % 251 - 125) / 64, f->residual[i] = (float)(i % 127) / 32;
   for (int i = 0; i < N; i++) f->weight[i] = (float)(i % 7) / 8;
   const int64_t shape[] = {rows, N}, width[] = {N};
@@ -185,7 +186,7 @@ static void sealed(const char *tree) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 3) return fprintf(stderr, "driver TREE THREADS\n"), 2;
+  if (argc != 3) return fprintf(stderr, "outside TREE THREADS\n"), 2;
   kiln_library *library = NULL;
   CHECK(strcmp(kiln_version(), KILN_VERSION) == 0);
   refusals_of_open(argv[1]);
