@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def header(root: Path | None, names: str = "kiln") -> tuple[str, str, int]:
-    """The header for the tree at `root` (None: the default tree), the tree's root digest, its number of ops."""
+    """The header for the tree at `root` (None: the default tree), its root digest, its number of ops."""
     tree = read_tree(root)
     text = c_header(tree.manifests, tree.digest, names)
     ops = {name for manifest in tree.manifests.values() for name in manifest.ops}

@@ -1,4 +1,4 @@
-"""kiln_embed_tree: the archive holds the tree's files, its bytes depend on them alone, it follows the tree."""
+"""kiln_embed_tree: the archive holds the tree's files, its bytes depend on them alone, it follows it."""
 
 from __future__ import annotations
 
