@@ -316,7 +316,7 @@ def test_every_value_of_an_index_has_the_same_verdict(libkiln_core: Core) -> Non
         assert (found.code, found.place) == (expected.code, expected.place)
         assert text == (index_text(parse_index(data)) if found == ACCEPTED else "")
         refused += found != ACCEPTED
-    assert refused > 100
+    assert refused > 80
 
 
 def test_many_kernels_are_read_quickly(libkiln_core: Core) -> None:
