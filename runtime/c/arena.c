@@ -5,9 +5,9 @@
 #include "internal.h"
 
 /* Under AddressSanitizer each piece has a block of its own and of its very size, so that an overrun is seen. */
-#if defined(__SANITIZE_ADDRESS__)
+#if !defined(ALONE) && defined(__SANITIZE_ADDRESS__)
 #define ALONE 1
-#elif defined(__has_feature)
+#elif !defined(ALONE) && defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define ALONE 1
 #endif

@@ -1,4 +1,5 @@
-"""Ed25519 verification: the vectors of RFC 8032, signatures made here with plain integers, and every way to be wrong."""
+"""Ed25519 verification: the vectors of RFC 8032, signatures made here with plain integers, and every way to
+be wrong."""
 
 import ctypes
 import hashlib
@@ -134,7 +135,9 @@ def test_s_of_l_and_more_is_refused(libkiln_core: Core) -> None:
     assert verify(libkiln_core, key, b"message", good)
     for more in range(1, 16):
         if s + more * L < 2**256:
-            assert not verify(libkiln_core, key, b"message", good[:32] + (s + more * L).to_bytes(32, "little"))
+            assert not verify(
+                libkiln_core, key, b"message", good[:32] + (s + more * L).to_bytes(32, "little")
+            )
     for edge in (L, L - 1, 2**256 - 1, 0):
         assert not verify(libkiln_core, key, b"message", good[:32] + edge.to_bytes(32, "little"))
 
@@ -165,7 +168,9 @@ def test_a_key_with_a_part_of_small_order_signs_no_other_message(libkiln_core: C
     for i in range(40):  # without the cofactor it holds only where k is a multiple of 8
         message = bytes([i])
         _, signature = sign(b"\7" * 32, message, key)
-        verdicts.append((verify(libkiln_core, key, message, signature), number(signature[:32], key, message) % L % 8 == 0))
+        verdicts.append(
+            (verify(libkiln_core, key, message, signature), number(signature[:32], key, message) % L % 8 == 0)
+        )
     assert all(got == holds for got, holds in verdicts)
     assert any(holds for _, holds in verdicts)
 

@@ -1,4 +1,5 @@
-"""The fuzzing harnesses build and run, with sanitizers where the compiler has them: a few thousand mutations of each corpus."""
+"""The fuzzing harnesses build and run, with sanitizers where the compiler has them: a few thousand mutations
+of each corpus."""
 
 from __future__ import annotations
 
@@ -27,8 +28,21 @@ def run(command: list[str], folder: Path) -> str:
 @pytest.fixture(scope="session")
 def command() -> list[str]:
     """The compiler with its options; zig brings no AddressSanitizer."""
-    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if "gcc" in compiler()[0] else []
-    return [*compiler(), "-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *sanitizers, f"-I{SOURCES}", f"-I{SOURCES / 'include'}"]
+    sanitizers = (
+        ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if "gcc" in compiler()[0] else []
+    )
+    return [
+        *compiler(),
+        "-std=c11",
+        "-g",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        *sanitizers,
+        f"-I{SOURCES}",
+        f"-I{SOURCES / 'include'}",
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,11 @@ from kiln.tests.runtime.test_targets import FAMILIES, SHIPPED, TABLE
 
 def best_first(core: Core, cc: tuple[int, int], available: list[str]) -> list[str]:
     legal = [t for t in available if core.lib.kiln_target_runs_on(t.encode(), *cc)]
-    order = functools.cmp_to_key(lambda a, b: core.lib.kiln_target_compare(a.encode(), b.encode()))
-    return sorted(legal, key=order)
+
+    def order(a: str, b: str) -> int:
+        return int(core.lib.kiln_target_compare(a.encode(), b.encode()))
+
+    return sorted(legal, key=functools.cmp_to_key(order))
 
 
 @pytest.mark.parametrize(("cc", "best"), TABLE)
@@ -26,12 +29,17 @@ def test_best_of_the_shipped_targets(libkiln_core: Core, cc: tuple[int, int], be
 
 
 @pytest.mark.parametrize(("cc", "available", "expected"), FAMILIES)
-def test_order_of_legal_targets(libkiln_core: Core, cc: tuple[int, int], available: list[str], expected: list[str]) -> None:
+def test_order_of_legal_targets(
+    libkiln_core: Core, cc: tuple[int, int], available: list[str], expected: list[str]
+) -> None:
     for some in permutations(available):
         assert best_first(libkiln_core, cc, list(some)) == expected
 
 
-@pytest.mark.parametrize("name", ["sm_9", "sm_90b", "sm90", "SM_90", "sm_1000a", "compute_90", "sm_90a ", "sm_", "sm_90af", "", "cpu-x86"])
+@pytest.mark.parametrize(
+    "name",
+    ["sm_9", "sm_90b", "sm90", "SM_90", "sm_1000a", "compute_90", "sm_90a ", "sm_", "sm_90af", "", "cpu-x86"],
+)
 def test_no_target(libkiln_core: Core, name: str) -> None:
     assert not libkiln_core.lib.kiln_target_runs_on(name.encode(), 9, 0)
     with pytest.raises(TargetError):
@@ -62,11 +70,31 @@ def test_element_types(libkiln_core: Core) -> None:
 
 
 CPUINFO = [
-    "processor: 0\nflags\t\t: fpu sse2 avx2 avx512_bf16 sse4_1 abm\n\nprocessor: 1\nflags : fpu sse2 avx2 sse4_1 abm\n",
+    "processor: 0\nflags\t\t: fpu sse2 avx2 avx512_bf16 sse4_1 abm\n\nflags : fpu sse2 avx2 sse4_1 abm\n",
     "Features\t: fp asimd asimddp i8mm\nFeatures\t: fp asimd asimddp i8mm\n",
-    *("", "flags\t:\n", "flags: sse2", "flags: avx2\nflags: \n", "other: avx2\nflags avx2\n", "flags : AVX2  SSE4_2\t lzcnt \n\n"),
+    *(
+        "",
+        "flags\t:\n",
+        "flags: sse2",
+        "flags: avx2\nflags: \n",
+        "other: avx2\nflags avx2\n",
+        "flags : AVX2  SSE4_2\t lzcnt \n\n",
+    ),
 ]
-FEATURES = ["sse2", "avx2", "sse4.1", "sse4_2", "lzcnt", "avx512_bf16", "neon", "dotprod", "i8mm", "sve", "fp16", "abm"]
+FEATURES = [
+    "sse2",
+    "avx2",
+    "sse4.1",
+    "sse4_2",
+    "lzcnt",
+    "avx512_bf16",
+    "neon",
+    "dotprod",
+    "i8mm",
+    "sve",
+    "fp16",
+    "abm",
+]
 
 
 @pytest.mark.parametrize("text", CPUINFO)
@@ -76,7 +104,12 @@ def test_features_have_the_same_verdict(libkiln_core: Core, text: str, target: s
     size, feature_at, count_at = (libkiln_core.lib.test_sizes(i) for i in (2, 4, 5))
     with libkiln_core.arena() as arena:
         made, data = ctypes.c_void_p(), text.encode()
-        assert libkiln_core.lib.kiln_cpu_features_of(arena, data, ctypes.c_size_t(len(data)), ctypes.byref(made), None) == 0
+        assert (
+            libkiln_core.lib.kiln_cpu_features_of(
+                arena, data, ctypes.c_size_t(len(data)), ctypes.byref(made), None
+            )
+            == 0
+        )
         for needed in [*([f] for f in FEATURES), FEATURES, FEATURES[::-1], []]:
             names = (ctypes.c_char_p * max(len(needed), 1))(*[f.encode() for f in needed])
             kernel = (ctypes.c_char * size)()

@@ -48,7 +48,9 @@ def test_the_committed_tree_is_proved_in_seconds(libkiln_core: Core) -> None:
 
 def test_a_sound_tree_has_no_fault(libkiln_core: Core, tree: Path) -> None:
     digest = seal(tree)
-    assert found(libkiln_core, tree, digest) == found(libkiln_core, tree, digest.removeprefix("sha256:")) == []
+    assert (
+        found(libkiln_core, tree, digest) == found(libkiln_core, tree, digest.removeprefix("sha256:")) == []
+    )
     (tree / "__init__.py").touch()
     (tree / "__pycache__").mkdir()
     (tree / "sm_80" / "EVIDENCE.json").write_bytes(b"{}")
@@ -65,7 +67,9 @@ def test_flipped_bytes_are_found_in_every_kind_of_file(libkiln_core: Core, tree:
         good = path.read_bytes()
         for at in range(0, len(good), max(1, len(good) // 40)):
             path.write_bytes(good[:at] + bytes([good[at] ^ 0x01]) + good[at + 1 :])
-            assert [f for f, _ in found(libkiln_core, tree, digest)] == [path.relative_to(tree).as_posix()], at
+            assert [f for f, _ in found(libkiln_core, tree, digest)] == [path.relative_to(tree).as_posix()], (
+                at
+            )
         path.write_bytes(good)
     assert found(libkiln_core, tree, digest) == []
 
@@ -87,11 +91,15 @@ def test_right_digests_of_wrong_contents_are_found(libkiln_core: Core, tree: Pat
     assert [f for f, _ in faults] == [f for f, _ in told]
     proofs = [why for _, why in told if why.startswith("Kernel ")]
     assert [why for _, why in faults if why.startswith("Kernel ")] == proofs
-    assert found(libkiln_core, archive(tree)) == [(f, why.replace(str(tree), "the embedded tree")) for f, why in faults]
+    assert found(libkiln_core, archive(tree)) == [
+        (f, why.replace(str(tree), "the embedded tree")) for f, why in faults
+    ]
 
 
-@pytest.mark.parametrize("change", [lambda d: d + b"\n", lambda d: d.replace(b"  ", b" "), lambda d: d.replace(b'"a"', b'"\\u0061"')])
-def test_an_index_in_another_form_is_found(libkiln_core: Core, tree: Path, change: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize("change", [lambda d: d + b"\n", lambda d: d.replace(b"  ", b" "), lambda d: d[:-1]])
+def test_an_index_in_another_form_is_found(
+    libkiln_core: Core, tree: Path, change: Callable[[bytes], bytes]
+) -> None:
     path = tree / "INDEX.json"
     path.write_bytes(change(path.read_bytes()))
     assert [f for f, _ in found(libkiln_core, tree)] == files_of(verify_tree(tree))
@@ -99,7 +107,8 @@ def test_an_index_in_another_form_is_found(libkiln_core: Core, tree: Path, chang
 
 def test_an_index_without_targets(libkiln_core: Core, tmp_path: Path) -> None:
     (tmp_path / "INDEX.json").write_bytes(canonical_json({"schema": 1, "generation": 12, "targets": {}}))
-    assert verify_tree(tmp_path) == found(libkiln_core, tmp_path) == []
+    assert verify_tree(tmp_path) == []
+    assert found(libkiln_core, tmp_path) == []
 
 
 @pytest.mark.parametrize("path", ["nowhere", "tree/INDEX.json", ""])
@@ -111,7 +120,11 @@ def test_what_is_no_folder_is_unavailable(libkiln_core: Core, tree: Path, path: 
 # ---- archives ----
 
 
-@pytest.mark.parametrize("options", [["."], ["--format=gnutar", "."], ["--format=gnutar", "INDEX.json", "sm_80", "sm_90a", "cpu-x86_64"]], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [["."], ["--format=gnutar", "."], ["--format=gnutar", "INDEX.json", "sm_80", "sm_90a", "cpu-x86_64"]],
+    ids=str,
+)
 def test_archives_of_cmake_are_read(libkiln_core: Core, tree: Path, options: list[str]) -> None:
     cmake = shutil.which("cmake")
     if cmake is None:
@@ -137,11 +150,11 @@ def test_long_names_of_gnu_archives_are_read(libkiln_core: Core, tree: Path) -> 
     assert [f for f, _ in found(libkiln_core, archive(tree, tarfile.GNU_FORMAT))] == [f"sm_80/{name}"]
 
 
-def entry(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", form: int = tarfile.USTAR_FORMAT) -> bytes:
+def entry(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
     """One entry of an archive."""
     info = tarfile.TarInfo(name)
     info.size, info.type, info.linkname = len(data), kind, link
-    return info.tobuf(form) + data + bytes(-len(data) % 512)
+    return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512)
 
 
 def resummed(header: bytes) -> bytes:
