@@ -264,6 +264,7 @@ kiln_code test_read_artifact(const char *target, const uint8_t *data, size_t byt
 
 /* Bytes of structs that callers bring or walk. */
 size_t test_sizes(int which) {
-  const size_t sizes[] = {sizeof(manifest), sizeof(tree_index), sizeof(manifest_kernel), offsetof(manifest, kernels)};
+  const size_t sizes[] = {sizeof(manifest), sizeof(tree_index), sizeof(manifest_kernel), offsetof(manifest, kernels),
+                          offsetof(manifest_kernel, features), offsetof(manifest_kernel, feature_count)};
   return sizes[which];
 }
