@@ -402,7 +402,7 @@ class Library:
             for a in items[:count]:
                 kinds = {NUMBER: a.number, INTEGER: a.integer, BOOL: bool(a.integer), TEXT: a.text}
                 key = a.name.decode() + (" written" if a.kind == WRITTEN else "")
-                values[key] = kinds[a.kind] if a.kind in kinds else a.tensor.contents
+                values[key] = kinds[a.kind] if a.kind in kinds else Tensor.from_buffer_copy(a.tensor.contents)
             assert run is not None
             return run(values, stream)
 
