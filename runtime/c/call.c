@@ -171,9 +171,12 @@ static kiln_code same_but_address(const kiln_call *call, const char *name, const
   if (memcmp(old->strides, now->strides, extents) != 0) return not_the_same(call, name, "strides", error);
   if (old->dtype != now->dtype) return not_the_same(call, name, "element type", error);
   if (old->device != now->device) return not_the_same(call, name, "device", error);
-  uintptr_t had = old->pointer & -old->pointer & 255, has = now->pointer & -now->pointer & 255;
-  if (now->pointer == 0 && old->pointer != 0) return not_the_same(call, name, "address: null", error);
-  return has == 0 || (had != 0 && has >= had) ? KILN_OK : not_the_same(call, name, "alignment", error);
+  if (now->pointer == 0 && old->pointer != 0)
+    return kiln_fail(error, KILN_CONTRACT, "%s: %s has a null address; pass a tensor with memory.", call->op->sig->name, name);
+  uint32_t need = call->decision.candidate != NULL ? call->decision.aligns[old->at] : 1;
+  if (need <= 1 || now->pointer % need == 0) return KILN_OK;
+  return kiln_fail(error, KILN_CONTRACT, "%s: %s is not aligned to %u bytes, which %s needs; bind again.", call->op->sig->name, name, need,
+                   call->decision.candidate->variant);
 }
 
 /* Where the changes of one kiln_rebind are gathered before any of them is made. */

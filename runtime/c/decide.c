@@ -68,6 +68,31 @@ static kiln_code build_plan(building *m, const kiln_op *op, const manifest_plan 
   return code;
 }
 
+static uint32_t most_aligned(const expr *pred, uint32_t tensor) {
+  uint32_t most = pred->head == P_ALIGNED && pred->index == (int32_t)tensor ? (uint32_t)pred->integer : 1;
+  for (uint32_t i = 0; i < pred->count; i++) {
+    uint32_t inner = pred->head >= P_TRUE ? most_aligned(&pred->items[i], tensor) : 1;
+    most = inner > most ? inner : most;
+  }
+  return most;
+}
+
+/* What a candidate needs of its operands' addresses: another one must keep it. */
+static void need_alignment(decision *d, const candidate *c, const view *reads, const view *writes) {
+  const expr *when = c->kernel != NULL ? &c->kernel->when : &c->plan->when;
+  for (uint32_t i = 0; i < c->op->sig->tensor_count; i++) {
+    uint32_t need = most_aligned(when, i);
+    for (uint32_t j = 0; c->kernel != NULL && j < c->kernel->param_count; j++) {
+      const kernel_param *p = &c->kernel->params[j];
+      if (p->kind == PARAM_PTR && p->tensor == (int32_t)i && p->align > need) need = (uint32_t)p->align;
+    }
+    for (int side = 0; side < 2; side++) {
+      const view *v = side ? &writes[i] : &reads[i];
+      if (v->given && v->at < d->operands && d->aligns[v->at] < need) d->aligns[v->at] = need;
+    }
+  }
+}
+
 static kiln_code build(building *m, const kiln_op *op, const view *reads, const view *writes, const number *args, uint32_t args_at,
                        const attr_value *attrs, const bound **out_bound, candidate **out) {
   bound *b;
@@ -83,6 +108,7 @@ static kiln_code build(building *m, const kiln_op *op, const view *reads, const 
   candidate **counted = kiln_append(d, (void **)&d->counted, &d->counted_count, &d->counted_room, sizeof(candidate *));
   if (counted == NULL) return kiln_work_failed(&d->memory, op->sig->name, m->error);
   *out = *counted = c;
+  need_alignment(d, c, reads, writes);
   code = kiln_overlap_pairs(op, b, reads, writes, c, d, m->error);
   if (code != KILN_OK) return code;
   if (c->kernel != NULL) return kiln_make_launch(c, b, reads, writes, args, args_at, d, m->error);
@@ -95,6 +121,8 @@ kiln_code kiln_decide_anew(const kiln_op *op, const operands *o, const wanted *a
   if (attrs == NULL) return kiln_work_failed(&d->memory, sig->name, error);
   if (sig->attr_count) memcpy(attrs, o->attrs, sig->attr_count * sizeof *attrs);
   d->operands = 2 * sig->tensor_count;
+  d->aligns = kiln_work_get(&d->memory, d->operands, sizeof *d->aligns);
+  if (d->aligns == NULL) return kiln_work_failed(&d->memory, sig->name, error);
   d->numbers = sig->scalar_count;
   building m = {*asked, w, d, error};
   return build(&m, op, o->reads, o->writes, o->args, 0, attrs, &d->bound, &d->candidate);

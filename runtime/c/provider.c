@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #define TREE "kiln"
-enum { REFERENCE_PRIORITY = -1000 };
+enum { REFERENCE_PRIORITY = -1000, MOST = 64 };
 
 /* ---- registration ---- */
 
@@ -63,6 +63,8 @@ static kiln_code add(kiln_op *op, provider *p, kiln_error *error) {
   for (uint32_t i = 0; old != NULL && i < old->count; i++)
     if (strcmp(old->items[i]->name, p->name) == 0)
       return kiln_fail(error, KILN_CONTRACT, "%s: duplicate provider %.100s; register each once.", op->sig->name, p->name);
+  if (old != NULL && old->count == MOST)
+    return kiln_fail(error, KILN_CONTRACT, "%s has %d providers, expected at most that; leave one out.", op->sig->name, MOST);
   provider_list *list = with(old, p);
   if (list == NULL) return kiln_fail(error, KILN_MEMORY, "the system has no memory left; free some.");
   atomic_store_explicit(&op->providers, list, memory_order_release);

@@ -216,6 +216,7 @@ struct decision {
   candidate *candidate;             /* NULL: there is nothing to compute */
   const bound *bound;
   uint32_t operands;                /* addresses in the table before those of temporaries */
+  uint32_t *aligns;                 /* per operand's address: what the chosen candidates need */
   launch *launches; uint32_t launch_count, launch_room;
   frame *frames; uint32_t frame_count, frame_room;
   overlap *overlaps; uint32_t overlap_count, overlap_room;

@@ -46,7 +46,13 @@ static kiln_code give_up(kiln_library *library, scratch_pool *p, kiln_error *err
     free((void *)p->address);
     return KILN_OK;
   }
-  if (!p->pinned) return kiln_cuda_free(library, p->address, p->stream, error);
+  if (!p->pinned) {
+    uintptr_t old = p->address;
+    /* The driver may report an earlier error after it did what it was asked: what was given back once is not given back again. */
+    p->address = 0;
+    p->capacity = 0;
+    return kiln_cuda_free(library, old, p->stream, error);
+  }
   retired *r = malloc(sizeof *r);
   if (r == NULL) return kiln_fail(error, KILN_MEMORY, "the system has no memory left; free some.");
   *r = (retired){p->retired, p->address};

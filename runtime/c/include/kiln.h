@@ -212,8 +212,8 @@ KILN_API kiln_code kiln_bind(const kiln_op *op, const kiln_argument *arguments, 
                              kiln_error *error);
 /* Runs it again: nothing is checked, looked up, allocated or locked. */
 KILN_API kiln_code kiln_launch(kiln_call *call, kiln_stream stream, kiln_error *error);
-/* Other addresses of the same shapes, strides, types and alignment, or other values of scalars on which the choice does not depend. All
- * or nothing; overlaps are checked after all are changed. */
+/* Other addresses of the same shapes, strides and types, aligned as the variant needs, or other values of scalars on which the choice
+ * does not depend. All or nothing; overlaps are checked after all are changed. */
 KILN_API kiln_code kiln_rebind(kiln_call *call, const kiln_argument *changed, size_t count, kiln_error *error);
 KILN_API const char *kiln_call_variant(const kiln_call *call); /* "" for a call without rows */
 KILN_API size_t kiln_scratch_bytes(const kiln_call *call);     /* that a launch needs */

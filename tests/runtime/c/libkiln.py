@@ -1,11 +1,13 @@
 """libkiln through ctypes, with the calls of the Python runtime: one table of cases can drive both."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from kiln.runtime.errors import (
     UnavailableError,
 )
 from kiln.runtime.manifest import parse_manifest
+from kiln.runtime.select import Explanation, Verdict
 
 SOURCES = Path(__file__).parents[3] / "runtime" / "c"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror")
@@ -340,6 +343,21 @@ class Library:
                     self._signatures.update(parse_manifest(path.read_bytes()).ops)
         return self._signatures[name]
 
+    def explain(self, name: str, *operands: Any, **named: Any) -> Explanation:
+        """What kiln_explain says, as the Python runtime has it."""
+        head, *lines = self.op(name).explain(*operands, **named).split("\n")
+        verdicts = []
+        for line in lines:
+            found = re.fullmatch(r"  (\S+) \((\w+)(?:, ([\w.-]+))?\): (.*)", line)
+            assert found, line
+            why = None if found[4] in ("runs", "could run") else found[4]
+            verdicts.append(Verdict(found[1], found[2], found[3], why))
+        return Explanation(name, head.removeprefix(f"{name} on ").removesuffix(":"), tuple(verdicts))
+
+    def resolve(self, name: str, *operands: Any, **named: Any) -> "Call":
+        """A bound call, as the Python runtime's resolved one."""
+        return self.op(name).bind(*operands, **named)
+
     def prepare(self, names: list[str] | None = None) -> int:
         """As in the Python runtime."""
         loaded = ctypes.c_uint32()
@@ -384,7 +402,7 @@ class Library:
             for a in items[:count]:
                 kinds = {NUMBER: a.number, INTEGER: a.integer, BOOL: bool(a.integer), TEXT: a.text}
                 key = a.name.decode() + (" written" if a.kind == WRITTEN else "")
-                values[key] = kinds[a.kind] if a.kind in kinds else a.tensor.contents
+                values[key] = kinds[a.kind] if a.kind in kinds else Tensor.from_buffer_copy(a.tensor.contents)
             assert run is not None
             return run(values, stream)
 
@@ -469,6 +487,9 @@ class Operation:
         items, count, choice, made = self.prepared(operands, named, out, **wanted)
         handle = None if stream is None else stream or 1
         self.library.call("kiln_run", self.handle, items, count, ctypes.byref(choice), handle)
+        return self._results(operands, named, out, made)
+
+    def _results(self, operands: Any, named: Mapping[str, Any], out: Any, made: Mapping[str, Any]) -> Any:
         sig = self.library.signature(self.name)
         given = _each(out) or (None,) * len(sig.returns)
         inputs = [o.name for o in sig.operands if o.kind == "scalar" or o.role != "out"]
@@ -501,7 +522,7 @@ class Operation:
         items, count, choice, made = self.prepared(operands, named, out, **wanted)
         call = ctypes.c_void_p()
         self.library.call("kiln_bind", self.handle, items, count, ctypes.byref(choice), ctypes.byref(call))
-        return Call(self.library, call, (operands, named, out, made), made)
+        return Call(self.library, call, (operands, named, out, made), self._results(operands, named, out, made))
 
 
 def _each(out: Any) -> tuple[Any, ...]:
@@ -512,8 +533,16 @@ def _each(out: Any) -> tuple[Any, ...]:
 class Call:
     """A kiln_call."""
 
-    def __init__(self, library: Library, handle: Any, keep: Any, made: dict[str, Any]) -> None:
-        self.library, self.handle, self.keep, self.made = library, handle, keep, made
+    def __init__(self, library: Library, handle: Any, keep: Any, outputs: Any) -> None:
+        self.library, self.handle, self.keep, self.outputs = library, handle, keep, outputs
+
+    def __del__(self) -> None:
+        self.free()
+
+    @property
+    def candidate(self) -> SimpleNamespace:
+        """What runs, as the Python runtime names it."""
+        return SimpleNamespace(variant=self.variant)
 
     @property
     def variant(self) -> str:
@@ -537,5 +566,5 @@ class Call:
 
     def free(self) -> None:
         """Free it."""
-        self.library.c.kiln_call_free(self.handle)
-        self.handle = ctypes.c_void_p()
+        handle, self.handle = self.handle, ctypes.c_void_p()
+        self.library.c.kiln_call_free(handle)
