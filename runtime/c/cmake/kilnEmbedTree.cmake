@@ -36,11 +36,11 @@ function(kiln_embed_tree target tree)
   configure_file("${_KILN_EMBED_DIR}/kilnEmbeddedTree.c.in" "${folder}/${name}.${extension}" @ONLY)
   # INDEX.json pins every other file: when it changes, sizes and checksums are made anew.
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${tree}/INDEX.json")
-  # A linker plug-in does not see the symbols of assembly.
+  # An archive of LTO objects does not list the symbols of assembly. Strings as long as this are no ISO C.
   set_source_files_properties("${folder}/${name}.${extension}" TARGET_DIRECTORY ${target}
     PROPERTIES OBJECT_DEPENDS "${paths}" COMPILE_OPTIONS "-fno-lto;-w")
   target_sources(${target} PRIVATE "${folder}/${name}.${extension}")
-  target_include_directories(${target} PRIVATE "${folder}")
+  target_include_directories(${target} PUBLIC "$<BUILD_INTERFACE:${folder}>")
 endfunction()
 
 set(_KILN_EMBED_DIR "${CMAKE_CURRENT_LIST_DIR}")

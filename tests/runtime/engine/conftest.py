@@ -18,7 +18,23 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "runtime" / "c"
 EXAMPLE = SOURCE / "example"
 WARNINGS = "-Wall -Wextra -Werror"
-TOOLS = ("cmake", "make", "ninja", "cc", "c++", "gcc", "g++", "as", "ld", "ar", "ranlib", "pkg-config", "sh")
+TOOLS = (
+    "cmake",
+    "make",
+    "ninja",
+    "cc",
+    "c++",
+    "gcc",
+    "g++",
+    "as",
+    "ld",
+    "ar",
+    "ranlib",
+    "gcc-ar",
+    "gcc-ranlib",
+    "pkg-config",
+    "sh",
+)
 
 
 def bare_path(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -19,6 +20,7 @@ FILES = {
     f"sm_80/{'n' * 94}": b"name of 100 characters with its folder",
     "cpu-x86_64/MANIFEST.json": b"{}\n",
     "cpu-x86_64/z+9.x-1_v2.so": b"o" * 513,
+    **{f"cpu-x86_64/{i}.so": bytes([i]) for i in range(20)},
 }
 NOT_EMBEDDED = {"sm_80/EVIDENCE.json": b"e", "sm_80/cache/x": b"c", "README": b"r", "other/x": b"x"}
 
@@ -68,7 +70,10 @@ def contents(archive: bytes) -> dict[str, bytes]:
 
 def test_the_archive_holds_the_files_of_the_targets(engines: Engines, tmp_path: Path) -> None:
     tree = write(tmp_path / 'a tree\'s "folder"', {**FILES, **NOT_EMBEDDED})
-    archive = dumped(engines, tmp_path / "one", f"kiln_embed_tree(dump [[{tree}]])")
+    # clang has the more warnings.
+    compiler = f"-DCMAKE_C_COMPILER={shutil.which('clang') or 'cc'}"
+    flags = "-DCMAKE_C_FLAGS=-Wall -Wextra -Wpedantic -Werror"
+    archive = dumped(engines, tmp_path / "one", f"kiln_embed_tree(dump [[{tree}]])", compiler, flags)
     assert contents(archive) == FILES
     assert archive.endswith(bytes(1024))
     assert len(archive) % 512 == 0
@@ -79,13 +84,18 @@ def test_the_archive_holds_the_files_of_the_targets(engines: Engines, tmp_path: 
 
 
 def test_the_bytes_depend_on_the_files_alone(engines: Engines, tmp_path: Path) -> None:
+    """Not on names above the tree, order, modes, language, or how it is linked."""
     first = write(tmp_path / "first", FILES)
     second = write(tmp_path / "second", dict(reversed(FILES.items())))
     (second / "INDEX.json").chmod(0o600)
+    (tmp_path / "empty.cpp").touch()
     one = dumped(engines, tmp_path / "one", f"kiln_embed_tree(dump {first})")
-    flags = "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Werror -flto -g"
-    other = dumped(engines, tmp_path / "two", f"kiln_embed_tree(dump {second})", flags, language="CXX")
-    assert one == other
+    through = (
+        f"add_library(holder STATIC {tmp_path}/empty.cpp)\n"
+        f"kiln_embed_tree(holder {second})\ntarget_link_libraries(dump PRIVATE holder)"
+    )
+    options = ("-DCMAKE_CXX_FLAGS=-g", "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=ON")
+    assert one == dumped(engines, tmp_path / "two", through, *options, language="CXX")
 
 
 def test_targets_and_the_symbol_can_be_chosen(engines: Engines, tmp_path: Path) -> None:
@@ -97,10 +107,11 @@ def test_targets_and_the_symbol_can_be_chosen(engines: Engines, tmp_path: Path) 
     assert contents(archive) == {n: d for n, d in FILES.items() if not n.startswith("sm_80/")}
 
 
-def test_a_changed_tree_is_embedded_anew(engines: Engines, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cubin", [b"longer than it was " * 99, b"\x01\xfe" * 256], ids=["longer", "as-long"])
+def test_a_changed_tree_is_embedded_anew(engines: Engines, tmp_path: Path, cubin: bytes) -> None:
     tree = write(tmp_path / "tree", FILES)
     before = dumped(engines, tmp_path, f"kiln_embed_tree(dump {tree})")
-    changed = {**FILES, "sm_80/a.cubin": b"longer than it was " * 99, "INDEX.json": b'{"generation": 2}'}
+    changed = {**FILES, "sm_80/a.cubin": cubin, "INDEX.json": b"[]"}
     write(tree, changed)
     engines.run("cmake", "--build", tmp_path / "build")
     after = subprocess.run([tmp_path / "build" / "dump"], capture_output=True, check=True, timeout=60).stdout
