@@ -350,8 +350,8 @@ bool kiln_read_map(reading *r, const reader *how, const json_value *value, void 
     const json_member *m = &value->u.members[i];
     const json_value name = {.kind = JSON_TEXT, .count = m->bytes, .u.text = m->name};
     char *place = items == NULL ? NULL : items + i * how->size;
-    if (!kiln_step(r, m->name, m->bytes) || !how->key->read(r, how->key, &name, place) ||
-        !how->item->read(r, how->item, &m->value, place == NULL ? NULL : place + how->at))
+    if (!kiln_step(r, m->name, m->bytes) || !how->item->read(r, how->item, &m->value, place == NULL ? NULL : place + how->at) ||
+        !how->key->read(r, how->key, &name, place))
       return false;
     kiln_step_back(r);
   }

@@ -1,5 +1,5 @@
-"""Builds the core of libkiln once a session, every symbol visible, and calls it: documents, artifacts and trees as bytes, verdicts as
-values that compare with what the Python runtime says."""
+"""Builds the core of libkiln once a session, every symbol visible, and calls it: documents, artifacts and
+trees as bytes, verdicts as values that compare with what the Python runtime says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from kiln.runtime.errors import IntegrityError, KilnError, SchemaError, Unavaila
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[2] / "runtime" / "c"
 
-CODES = {0: "accepted", 2: "IntegrityError", 3: "SchemaError", 4: "TargetError", 6: "UnavailableError", 8: "MemoryError"}
+CODES = {
+    0: "accepted",
+    2: "IntegrityError",
+    3: "SchemaError",
+    4: "TargetError",
+    6: "UnavailableError",
+    8: "MemoryError",
+}
 """kiln_code -> the Python exception of the same meaning."""
 
 
@@ -30,7 +37,7 @@ class Verdict(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The JSON pointer of a schema error; empty for other refusals, and where a name in it is not shown as it is."""
+        """The JSON pointer of a schema error; empty for others, and where a name in it is hard to show."""
         head, found, _ = self.message.partition(": found ")
         place = head.rpartition(" at ")[2] if found else ""
         plain = place.isascii() and place.isprintable() and not set(place) & set("\\'\"") and len(place) < 200
@@ -45,8 +52,8 @@ def python_verdict(read: Callable[[], object]) -> Verdict:
     try:
         read()
     except (SchemaError, IntegrityError, UnavailableError, KilnError) as e:
-        code = next(c.__name__ for c in (SchemaError, IntegrityError, UnavailableError, KilnError) if isinstance(e, c))
-        return Verdict(code, str(e))
+        kinds = (SchemaError, IntegrityError, UnavailableError, KilnError)
+        return Verdict(next(c.__name__ for c in kinds if isinstance(e, c)), str(e))
     return ACCEPTED
 
 
@@ -57,8 +64,32 @@ def compiler() -> list[str]:
 
 
 CORE = (
-    *("archive", "arena", "consistency", "cubin", "decimal", "ed25519", "elf", "error", "expr", "fields", "json"),
-    *("manifest", "names", "object", "proof", "resolve", "schema", "sha256", "sha512", "targets", "text", "tree"),
+    *(
+        "archive",
+        "arena",
+        "consistency",
+        "cubin",
+        "decimal",
+        "ed25519",
+        "elf",
+        "error",
+        "expr",
+        "fields",
+        "json",
+    ),
+    *(
+        "manifest",
+        "names",
+        "object",
+        "proof",
+        "resolve",
+        "schema",
+        "sha256",
+        "sha512",
+        "targets",
+        "text",
+        "tree",
+    ),
     "verify",
 )
 """The files that read and prove; the rest of libkiln binds and launches."""
@@ -90,7 +121,7 @@ class Core:
 
     def __init__(self, path: Path) -> None:
         self.lib = ctypes.CDLL(str(path))
-        for name in ("kiln_arena_new", "test_dump", "test_dump_index", "test_prove", "kiln_arena_get", "kiln_arena_text"):
+        for name in ("kiln_arena_new", "test_dump", "test_dump_index", "test_prove"):
             getattr(self.lib, name).restype = ctypes.c_void_p
         self.lib.test_sizes.restype = ctypes.c_size_t
         self.lib.kiln_arena_free.restype = None
@@ -151,7 +182,8 @@ class Core:
     def artifact(self, target: str, data: bytes) -> Verdict:
         """What is said of an artifact's bytes."""
         error = Error()
-        code = self.lib.test_read_artifact(target.encode(), data, ctypes.c_size_t(len(data)), ctypes.byref(error))
+        size = ctypes.c_size_t(len(data))
+        code = self.lib.test_read_artifact(target.encode(), data, size, ctypes.byref(error))
         return _verdict(code, error)
 
     def prove(self, document: bytes, data: bytes, kernel: int = 0) -> tuple[list[str], Verdict]:
@@ -178,7 +210,8 @@ class Core:
         found: list[tuple[str, str]] = []
         seen = _SEEN(lambda _, file, why: found.append((file.decode(), why.decode())))
         wanted = None if expect is None else expect.encode()
-        code = self.lib.kiln_tree_verify(handle, wanted, seen, None, ctypes.byref(count), ctypes.byref(error))
+        out = (ctypes.byref(count), ctypes.byref(error))
+        code = self.lib.kiln_tree_verify(handle, wanted, seen, None, *out)
         self.lib.kiln_tree_close(handle)
         assert count.value == len(found)
         return _verdict(code, error), found

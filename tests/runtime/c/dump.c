@@ -231,6 +231,7 @@ char *test_dump_index(const tree_index *x) {
   return text;
 }
 
+#undef free /* of these texts, which the C library made, whatever faulty.h says */
 void test_free(char *text) { free(text); }
 
 /* Every fault of one kernel's artifact, a line each, as kiln_tree_verify gathers them; the reader's refusal if there is one. */
@@ -264,6 +265,7 @@ kiln_code test_read_artifact(const char *target, const uint8_t *data, size_t byt
 
 /* Bytes of structs that callers bring or walk. */
 size_t test_sizes(int which) {
-  const size_t sizes[] = {sizeof(manifest), sizeof(tree_index), sizeof(manifest_kernel), offsetof(manifest, kernels)};
+  const size_t sizes[] = {sizeof(manifest), sizeof(tree_index), sizeof(manifest_kernel), offsetof(manifest, kernels),
+                          offsetof(manifest_kernel, features), offsetof(manifest_kernel, feature_count)};
   return sizes[which];
 }

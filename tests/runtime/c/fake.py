@@ -88,11 +88,16 @@ class FakeCuda:
 
     def launches(self) -> list[Launch]:
         """Launches since the last reset."""
-        return [self._launch(self.c.fake_launched(ctypes.c_long(i)).contents) for i in range(self.c.fake_launches())]
+        return [
+            self._launch(self.c.fake_launched(ctypes.c_long(i)).contents)
+            for i in range(self.c.fake_launches())
+        ]
 
     def _launch(self, found: _Launched) -> Launch:
         kernel, formats = self.kernels[found.kernel]
-        values = (struct.unpack_from(f, struct.pack("Q", v))[0] for f, v in zip(formats, found.values, strict=False))
+        values = (
+            struct.unpack_from(f, struct.pack("Q", v))[0] for f, v in zip(formats, found.values, strict=False)
+        )
         attributes = tuple(tuple(a) for a in found.attributes[: found.attribute_count])
         return Launch(
             kernel.entry,

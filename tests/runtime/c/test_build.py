@@ -54,7 +54,7 @@ def test_no_global_mutable_state(built: Path) -> None:
 def test_cpp_includes_the_header(tmp_path: Path) -> None:
     source = tmp_path / "engine.cpp"
     source.write_text(
-        '#include <kiln.h>\nint main() {\n  kiln_tensor x{};\n'
+        "#include <kiln.h>\nint main() {\n  kiln_tensor x{};\n"
         '  kiln_argument a[] = {KILN_TENSOR("x", &x), KILN_NUMBER("eps", 1e-6), KILN_INTEGER("k", 4), '
         'KILN_BOOL("b", true), KILN_TEXT("t", "u"), KILN_WRITTEN("x", &x)};\n'
         "  return a[1].kind == KILN_KIND_NUMBER && a[3].integer == 1 ? 0 : 1;\n}\n",

@@ -100,7 +100,9 @@ def test_selects_and_refuses(c: ctypes.CDLL, fake: FakeCuda) -> None:
         with pytest.raises(SelectionError, match="aligned to"):
             library.rms_norm(**norm(x=tensor(4, 256, at=BASE + 1)))
         rows = 1 << 31
-        with pytest.raises((ContractError, SelectionError), match="device takes 2147483647|4294967296|2147483648"):
+        with pytest.raises(
+            (ContractError, SelectionError), match="device takes 2147483647|4294967296|2147483648"
+        ):
             library.rms_norm(**norm(rows, out=tensor(rows, 256, at=BASE << 1)))
         assert not fake.launches()
 
@@ -152,7 +154,12 @@ def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
         library.seal()
         fake.reset()
         bound.launch(0x51)
-        assert fake.names() == ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuLaunchKernelEx", "cuCtxPopCurrent_v2"]
+        assert fake.names() == [
+            "cuCtxGetCurrent",
+            "cuCtxPushCurrent_v2",
+            "cuLaunchKernelEx",
+            "cuCtxPopCurrent_v2",
+        ]
         fake.c.fake_push(0)
         fake.reset()
         bound.launch(0x51)
@@ -174,7 +181,9 @@ def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
 def test_loading_during_capture_is_refused(c: ctypes.CDLL, fake: FakeCuda) -> None:
     with opened(c, fake) as library:
         fake.c.fake_capture(1)
-        with pytest.raises(UnavailableError, match=r"rms_norm\..* is not loaded and its stream is being captured"):
+        with pytest.raises(
+            UnavailableError, match=r"rms_norm\..* is not loaded and its stream is being captured"
+        ):
             library.rms_norm(**norm(), stream=7)
         assert "cuModuleLoadData" not in fake.names()
         fake.c.fake_capture(0)

@@ -22,7 +22,16 @@ from kiln.runtime.errors import (
 )
 from kiln.tests.runtime.c import libkiln
 from kiln.tests.runtime.c.fake import FakeCuda
-from kiln.tests.runtime.trees import OPS, PARAMS, SOURCE, compile_c, cpu_manifest, kernel, manifest, write_tree
+from kiln.tests.runtime.trees import (
+    OPS,
+    PARAMS,
+    SOURCE,
+    compile_c,
+    cpu_manifest,
+    kernel,
+    manifest,
+    write_tree,
+)
 
 RNG = np.random.default_rng(3)
 
@@ -54,7 +63,11 @@ def test_what_a_tree_must_be(c: ctypes.CDLL, tree: Path) -> None:
         ({"expect": f"sha256:{'0' * 64}"}, IntegrityError, f"found sha256 {digest}"),
         ({"expect": f"md5:{'0' * 64}"}, ContractError, "expected sha256: and 64 hex digits"),
         ({"expect": "sha256:12"}, ContractError, "expected sha256: and 64 hex digits"),
-        ({"minimum_generation": 2}, IntegrityError, "generation 1, expected at least 2; the tree was rolled back"),
+        (
+            {"minimum_generation": 2},
+            IntegrityError,
+            "generation 1, expected at least 2; the tree was rolled back",
+        ),
         ({"public_key": bytes(32)}, IntegrityError, "INDEX.json.sig: missing"),
         ({"threads": -1}, ContractError, "threads=-1"),
         ({"device": "gpu"}, ContractError, "device='gpu', expected cpu, cuda"),
@@ -267,7 +280,9 @@ def test_sealed(lib: libkiln.Library) -> None:
     with pytest.raises(UnavailableError, match=r"gather\.base is not loaded and the library is sealed"):
         lib.gather(x, np.zeros(2, np.int32))
     x, y = rows(200, 200), rows(200, 200)
-    with pytest.raises(UnavailableError, match="scale_negate: scratch growth of a sealed library: need 160000"):
+    with pytest.raises(
+        UnavailableError, match="scale_negate: scratch growth of a sealed library: need 160000"
+    ):
         lib.scale_negate(x, y)
     with pytest.raises(UnavailableError, match="sealed; register providers before that"):
         lib.register("negate", "late", lambda values, stream: 0)
@@ -378,7 +393,11 @@ REGISTRATIONS: dict[str, tuple[dict[str, Any], type[KilnError], str]] = {
     "unknown op": ({"op": "nothing"}, ContractError, "no op 'nothing'"),
     "reference of another priority": ({"reference": True}, ContractError, "expected -1000 for a reference"),
     "priority of a reference": ({"priority": -1000}, ContractError, "and for nothing else"),
-    "failing predicate": ({"supports": lambda d: -3}, libkiln.InternalError, "predicate of provider p failed with -3"),
+    "failing predicate": (
+        {"supports": lambda d: -3},
+        libkiln.InternalError,
+        "predicate of provider p failed with -3",
+    ),
 }
 
 
@@ -426,7 +445,9 @@ def test_reference_needs_unified_memory(c: ctypes.CDLL, tmp_path: Path) -> None:
             if unified:
                 register()
             else:
-                with pytest.raises(TargetError, match="runs on the CPU, which cannot use the memory of cuda:0"):
+                with pytest.raises(
+                    TargetError, match="runs on the CPU, which cannot use the memory of cuda:0"
+                ):
                     register()
 
 
@@ -456,10 +477,13 @@ def test_selftest_tells_who_disagrees(c: ctypes.CDLL, tmp_path: Path) -> None:
     good = compile_c(tmp_path / "a")
     wrong = compile_c(tmp_path, SOURCE.replace("= -x[", "= -2 * x["))
     infinite = compile_c(tmp_path, SOURCE.replace("= -x[r * n[1] + c]", "= x[r * n[1] + c] / 0.0f"))
-    failing = compile_c(tmp_path, SOURCE.replace("(void)f;\n  for", "(void)f;\n  if (end) return 7;\n  for", 1))
+    failing = compile_c(
+        tmp_path, SOURCE.replace("(void)f;\n  for", "(void)f;\n  if (end) return 7;\n  for", 1)
+    )
     files = {"good.so": good, "wrong.so": wrong, "infinite.so": infinite, "failing.so": failing}
     entries = [
-        kernel("negate", name.partition(".")[0], PARAMS["negate"], data, file=name) for name, data in files.items()
+        kernel("negate", name.partition(".")[0], PARAMS["negate"], data, file=name)
+        for name, data in files.items()
     ]
     root = write_tree(tmp_path / "t", {"cpu-x86_64": manifest(entries, recipes=[], ops=OPS)}, files)
     with libkiln.Library(c, root) as library:
@@ -477,7 +501,11 @@ def test_pretended_device_only_explains(c: ctypes.CDLL) -> None:
     with libkiln.Library(c, root, "cpu-aarch64") as library:
         x = rows(2, 32)
         assert "rms_norm on a pretended cpu-aarch64:" in library.rms_norm.explain(x, x[0])
-        for refused in (lambda: library.rms_norm(x, x[0]), lambda: library.prepare(), lambda: selftest(library)):
+        for refused in (
+            lambda: library.rms_norm(x, x[0]),
+            lambda: library.prepare(),
+            lambda: selftest(library),
+        ):
             with pytest.raises(UnavailableError, match="a pretended cpu-aarch64 device cannot run kernels"):
                 refused()
 
