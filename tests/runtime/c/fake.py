@@ -112,7 +112,8 @@ class FakeCuda:
 
     def live(self) -> tuple[int, int, int]:
         """Device allocations, modules and retained contexts that are alive."""
-        return tuple(self.c.fake_live(i) for i in range(3))  # type: ignore[return-value]
+        memory, modules, contexts = (int(self.c.fake_live(i)) for i in range(3))
+        return memory, modules, contexts
 
 
 class RecordingDriver(FakeDriver):

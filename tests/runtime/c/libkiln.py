@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kiln.runtime.arrays import View, view
-from kiln.runtime.cpu import aligned_bytes
+from kiln.runtime.arrays import View, aligned_bytes, view
 from kiln.runtime.dtypes import DTYPES, numpy_dtype
 from kiln.runtime.entities import Signature
 from kiln.runtime.errors import (
@@ -412,8 +411,8 @@ class Library:
             name=None if name is None else name.encode(),
             priority=priority,
             reference=reference,
-            supports=Supports(0 if supports is None else lambda _, d: supports(d.contents)),  # type: ignore[arg-type]
-            run=Run(0 if run is None else called),  # type: ignore[arg-type]
+            supports=Supports(0 if supports is None else lambda _, d: supports(d.contents)),
+            run=Run(0 if run is None else called),
         )
         self._keep.append(provider)
         self.call("kiln_register_provider", self.handle, op.encode(), ctypes.byref(provider))

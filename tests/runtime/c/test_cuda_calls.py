@@ -1,4 +1,5 @@
-"""libkiln against a recording driver: launches as the Python runtime makes them, contexts, capture, scratch."""
+"""libkiln against a recording driver: launches as the Python runtime makes them, contexts, capture,
+scratch."""
 
 import ctypes
 from collections.abc import Iterator
@@ -60,10 +61,11 @@ def fp4(rows: int = 4) -> dict[str, Any]:
 
 
 def test_same_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
-    """Every kernel and plan, by name: entry, grid, block, shared memory, attributes, stream, each parameter."""
+    """Every kernel and plan: entry, grid, block, shared memory, attributes, stream, each parameter."""
     manifest = parse_manifest((TREE / "sm_90a" / "MANIFEST.json").read_bytes())
     driver = RecordingDriver(manifest)
-    compared, several, ran = 0, 0, set()
+    compared, several = 0, 0
+    ran: set[tuple[str, str]] = set()
     with (
         kiln.load(TREE, CudaDevice(0, driver)) as python,
         opened(c, fake) as library,
@@ -100,15 +102,19 @@ def test_selects_and_refuses(c: ctypes.CDLL, fake: FakeCuda) -> None:
         with pytest.raises(SelectionError, match="aligned to"):
             library.rms_norm(**norm(x=tensor(4, 256, at=BASE + 1)))
         rows = 1 << 31
-        with pytest.raises(
-            (ContractError, SelectionError), match="device takes 2147483647|4294967296|2147483648"
-        ):
+        with pytest.raises(ContractError, match="grid axis 0 would be 2147483648, a device takes 2147483647"):
             library.rms_norm(**norm(rows, out=tensor(rows, 256, at=BASE << 1)))
         assert not fake.launches()
 
 
-@pytest.mark.parametrize(("cc", "version", "why"), [((8, 9), 13000, None), ((7, 0), 13000, "nothing that cuda:0"),
-                                                    ((9, 0), 12080, "driver supports CUDA 12.8")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cc", "version", "why"),
+    [
+        ((8, 9), 13000, None),
+        ((7, 0), 13000, "nothing that cuda:0"),
+        ((9, 0), 12080, r"driver supports CUDA 12\.8"),
+    ],
+)
 def test_device_decides_the_target(
     c: ctypes.CDLL, fake: FakeCuda, cc: tuple[int, int], version: int, why: str | None
 ) -> None:
@@ -129,7 +135,7 @@ def test_no_driver_no_device(c: ctypes.CDLL, fake: FakeCuda) -> None:
     with pytest.raises(UnavailableError, match="found 1 CUDA devices, expected one with ordinal 3"):
         opened(c, fake, "cuda:3")
     fake.c.fake_fail_named(b"cuInit", 100)
-    with pytest.raises(UnavailableError, match="CUDA cannot be used here.*no NVIDIA device"):
+    with pytest.raises(UnavailableError, match=r"CUDA cannot be used here.*no NVIDIA device"):
         opened(c, fake)
     fake.c.fake_fail_named(b"cuInit", 3)
     with pytest.raises(DriverError, match="start workers with spawn"):
@@ -170,9 +176,9 @@ def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
             assert set(fake.names()) == {"cuCtxGetCurrent", "cuLaunchKernelEx"}
             assert fake.launches()[0].grid[0] == rows
         fake.reset()
+        vectors = {"weight": tensor(256, at=BASE * 2), "bias": tensor(256, at=BASE * 3)}
         with pytest.raises(UnavailableError, match=r"layer_norm\..* is not loaded and the library is sealed"):
-            library.layer_norm(x=tensor(4, 256), weight=tensor(256, at=BASE * 2), bias=tensor(256, at=BASE * 3),
-                               out=tensor(4, 256, at=BASE * 4))  # fmt: skip
+            library.layer_norm(x=tensor(4, 256), out=tensor(4, 256, at=BASE * 4), **vectors)
         assert "cuModuleLoadData" not in fake.names()
         fake.c.fake_pop()
         bound.free()
@@ -211,7 +217,7 @@ def test_kernels_load_once_per_context(c: ctypes.CDLL, fake: FakeCuda) -> None:
 
 def scratch_call(library: libkiln.Library, rows: int) -> libkiln.Call:
     """A bound composite call that needs a temporary of `rows` rows."""
-    op = library.silu_mul_quant_fp8
+    op = library.op("silu_mul_quant_fp8")
     sig = library.signature("silu_mul_quant_fp8")
     operands: dict[str, Any] = {}
     for i, t in enumerate(sig.tensors):
