@@ -15,7 +15,12 @@ from kiln.runtime.errors import ContractError, DriverError, SelectionError, Targ
 from kiln.runtime.manifest import parse_manifest
 from kiln.tests.runtime.c import libkiln
 from kiln.tests.runtime.c.derived import cases
-from kiln.tests.runtime.c.fake import FakeCuda, RecordingDriver, without_addresses_of_temporaries
+from kiln.tests.runtime.c.fake import (
+    FakeCuda,
+    RecordingDriver,
+    part_of_tree,
+    without_addresses_of_temporaries,
+)
 from kiln.tools.cases import arguments, views
 
 TREE = Path(__file__).parents[3] / "aot_artifacts"
@@ -102,7 +107,7 @@ def test_selects_and_refuses(c: ctypes.CDLL, fake: FakeCuda) -> None:
         with pytest.raises(SelectionError, match="aligned to"):
             library.rms_norm(**norm(x=tensor(4, 256, at=BASE + 1)))
         rows = 1 << 31
-        with pytest.raises(ContractError, match="grid axis 0 would be 2147483648, a device takes 2147483647"):
+        with pytest.raises(SelectionError, match="bf16_p8192: passes M as i32, but it is 2147483648"):
             library.rms_norm(**norm(rows, out=tensor(rows, 256, at=BASE << 1)))
         assert not fake.launches()
 
@@ -125,6 +130,52 @@ def test_device_decides_the_target(
         return
     with opened(c, fake) as library:
         assert "compute capability 8.9" in library.rms_norm.explain(**norm())
+
+
+@pytest.mark.parametrize(
+    ("grid", "rows", "why"),
+    [
+        ([1, ["dim", "M"], 1], 65536, "grid axis 1 would be 65536, a device takes 65535; split the call"),
+        ([1, 1, ["dim", "M"]], 65536, "grid axis 2 would be 65536, a device takes 65535; split the call"),
+        ([["sub", ["dim", "M"], 4], 1, 1], 3, "a grid extent of -1; expected an integer of 0 or more"),
+        ([["floordiv", 8, ["sub", ["dim", "M"], 4]], 1, 1], 4, r"\(8 // \(M - 4\)\) divides by zero"),
+        ([["mul", ["dim", "M"], 1 << 62], 1, 1], 4, "leaves the range of 64-bit integers"),
+    ],
+)
+def test_grids_are_checked_before_the_driver_sees_them(
+    c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path, grid: Any, rows: int, why: str
+) -> None:
+    root = part_of_tree(tmp_path, TREE, "rms_norm", grid=grid)
+    with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
+        with pytest.raises(ContractError, match=why):
+            library.rms_norm(**norm(rows))
+        assert not fake.launches()
+
+
+def test_an_empty_grid_launches_nothing(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path) -> None:
+    root = part_of_tree(tmp_path, TREE, "rms_norm", grid=[1, ["sub", ["dim", "M"], 4], 1])
+    with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
+        library.rms_norm(**norm(4))
+        assert not fake.launches()
+        library.rms_norm(**norm(5))
+        assert [launch.grid for launch in fake.launches()] == [(1, 1, 1)]
+
+
+def test_launch_attributes(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path) -> None:
+    changed = {"cluster": [2, 1, 1], "launch": {"pdl": True, "cooperative": True}, "shared_bytes": 100_000}
+    root = part_of_tree(tmp_path, TREE, "rms_norm", **changed)
+    with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
+        library.rms_norm(**norm(4))
+        assert "cuFuncSetAttribute" in fake.names()
+        launch = fake.launches()[0]
+        assert launch.attributes == ((4, 2, 1, 1), (6, 1, 0, 0), (2, 1, 0, 0))
+        assert launch.shared == 100_000
+    too_much = part_of_tree(tmp_path / "b", TREE, "rms_norm", shared_bytes=232_449)
+    with libkiln.Library(c, too_much, "cuda", driver_path=fake.path) as library:
+        with pytest.raises(
+            SelectionError, match=r"needs \d+ bytes of shared memory, the device allows 232448"
+        ):
+            library.rms_norm(**norm(4))
 
 
 def test_no_driver_no_device(c: ctypes.CDLL, fake: FakeCuda) -> None:

@@ -2,7 +2,6 @@
 
 import ctypes
 import errno
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,8 @@ from kiln.runtime.errors import (
 )
 from kiln.runtime.manifest import parse_manifest
 from kiln.tests.runtime.c import libkiln
-from kiln.tests.runtime.c.fake import FakeCuda
-from kiln.tests.runtime.c.test_cuda_calls import TREE, norm, scratch_call
-from kiln.tests.runtime.trees import write_tree
+from kiln.tests.runtime.c.fake import FakeCuda, part_of_tree
+from kiln.tests.runtime.c.test_cuda_calls import TREE, scratch_call
 
 WRAPPED = ("malloc", "calloc", "realloc", "posix_memalign", "free", "read", "write", "open", "openat",
            "memfd_create", "dlopen")  # fmt: skip
@@ -45,14 +43,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def cuda_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small part of the committed tree: a norm, and a plan with a temporary."""
-    m = json.loads((TREE / "sm_90a" / "MANIFEST.json").read_bytes())
-    plans = [p for p in m["recipes"] if p["op"] == "silu_mul_quant_fp8"]
-    ops = {"rms_norm", "silu_mul_quant_fp8", *(s["op"] for p in plans for s in p["steps"])}
-    kernels = [k for k in m["kernels"] if k["op"] in ops and k["tier"] == "generated"]
-    part = {**m, "kernels": kernels, "recipes": plans, "ops": {n: m["ops"][n] for n in ops}, "sources": {}}
-    files = {k["file"]: (TREE / "sm_90a" / k["file"]).read_bytes() for k in kernels}
-    return write_tree(tmp_path_factory.mktemp("cuda"), {"sm_90a": part}, files)
+    """A small part of the committed tree: plans with a temporary, and what they call."""
+    return part_of_tree(tmp_path_factory.mktemp("cuda"), TREE, "silu_mul_quant_fp8")
 
 
 @pytest.fixture
@@ -90,7 +82,6 @@ def on_cpu(c: ctypes.CDLL, tree: Path) -> None:
 def on_cuda(c: ctypes.CDLL, tree: Path, fake: FakeCuda) -> None:
     """Everything a library does on CUDA."""
     with libkiln.Library(c, tree, "cuda", driver_path=fake.path, poison_scratch=1) as library:
-        library.rms_norm(**norm(), stream=3)
         calls = []
         try:
             for rows in (64, 1 << 14):
