@@ -9,8 +9,8 @@ static bool same_rows(const tensor_operand *w, const tensor_operand *o) {
 }
 
 static bool same_geometry(const geometry *a, const geometry *b) {
-  return a->rank == b->rank && memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0 && a->row == b->row && a->col == b->col &&
-         a->itemsize == b->itemsize;
+  bool steps = a->row == b->row && a->col == b->col && a->itemsize == b->itemsize;
+  return steps && a->rank == b->rank && memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
 }
 
 /* Whether `written` may be the buffer of `read`: no step reads the one after another has written the other. */
@@ -30,7 +30,8 @@ static bool safe_in_plan(const kiln_op *op, const manifest_plan *plan, uint32_t 
 
 static bool may_be_one(const kiln_op *op, const bound *b, uint32_t i, uint32_t j, const candidate *c) {
   const tensor_operand *w = &op->sig->tensors[i], *o = &op->sig->tensors[j];
-  if (c == NULL || !same_rows(w, o) || b->dtypes[i] != b->dtypes[j] || !same_geometry(&b->geometry[i], &b->geometry[j])) return false;
+  bool alike = b->dtypes[i] == b->dtypes[j] && same_geometry(&b->geometry[i], &b->geometry[j]);
+  if (c == NULL || !alike || !same_rows(w, o)) return false;
   if (c->kernel != NULL) return strcmp(c->tier, "generated") == 0 || strcmp(c->tier, "fused") == 0;
   return safe_in_plan(op, c->plan, i, j);
 }
@@ -45,7 +46,8 @@ static bool add(const kiln_op *op, const bound *b, uint32_t i, uint32_t j, const
   return true;
 }
 
-kiln_code kiln_overlap_pairs(const kiln_op *op, const bound *b, const view *reads, const view *writes, const candidate *c, decision *d,
+kiln_code kiln_overlap_pairs(const kiln_op *op, const bound *b, const view *reads, const view *writes, const candidate *c,
+                             decision *d,
                              kiln_error *error) {
   bool fine = true;
   for (uint32_t i = 0; i < op->sig->tensor_count; i++) {
@@ -76,7 +78,8 @@ kiln_code kiln_check_overlaps(const decision *d, const uintptr_t *table, kiln_er
     bool apart = p >= q + (uintptr_t)o->b_bytes || q >= p + (uintptr_t)o->a_bytes;
     if (apart || (p == q && o->same_is_fine) || interleaved(p, &o->a, q, &o->b)) continue;
     return kiln_fail(error, KILN_CONTRACT,
-                     "%s: the memory of %s, which is written, overlaps that of %s; expected separate buffers%s. Pass another tensor.",
+                     "%s: the memory of %s, which is written, overlaps that of %s; expected separate buffers%s. Pass another "
+                     "tensor.",
                      o->op, o->names[0], o->names[1], o->same_is_fine ? " or exactly the same one" : "");
   }
   return KILN_OK;

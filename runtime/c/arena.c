@@ -49,7 +49,7 @@ static block *add_block(kiln_arena *arena, size_t least) {
 }
 
 void *kiln_arena_get(kiln_arena *arena, size_t count, size_t size) {
-  if (size != 0 && count > (SIZE_MAX / 2 - HEADER) / size) return NULL;
+  if (arena == NULL || (size != 0 && count > (SIZE_MAX / 2 - HEADER) / size)) return NULL;
   size_t bytes = ALONE ? count * size : (count * size + ALIGN - 1) / ALIGN * ALIGN;
   block *from = arena->blocks;
   if (ALONE || from == NULL || from->room - from->used < bytes) from = add_block(arena, bytes);

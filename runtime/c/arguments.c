@@ -99,7 +99,7 @@ kiln_code kiln_cast_scalar(const char *op, const scalar_operand *o, const kiln_a
     *out = real ? (number){true, 0, o->default_value} : (number){false, (int64_t)o->default_value, 0};
     return cast(op, o, out, error);
   }
-  bool fits = o->dtype[0] == 'b' ? given->kind == KILN_KIND_BOOL : given->kind == KILN_KIND_INTEGER || (real && given->kind == KILN_KIND_NUMBER);
+  bool fits = given->kind == (o->dtype[0] == 'b' ? KILN_KIND_BOOL : KILN_KIND_INTEGER) || (real && given->kind == KILN_KIND_NUMBER);
   if (!fits) return wrong_kind(op, o, given, error);
   if (!real) *out = (number){false, given->integer, 0};
   else *out = (number){true, 0, given->kind == KILN_KIND_NUMBER ? given->number : (double)given->integer};
@@ -174,7 +174,8 @@ static kiln_code unknown(const sorting *s, const char *name, work *w) {
 static kiln_code put_tensor(sorting *s, uint32_t i, const kiln_argument *a) {
   const tensor_operand *t = &s->op->sig->tensors[i];
   if (a->kind != KILN_KIND_TENSOR && a->kind != KILN_KIND_WRITTEN)
-    return kiln_fail(s->error, KILN_CONTRACT, "%s: %s: found a %s, expected a tensor.", s->op->sig->name, t->name, kind_name(a->kind));
+    return kiln_fail(s->error, KILN_CONTRACT, "%s: %s: found a %s, expected a tensor.", s->op->sig->name, t->name,
+                     kind_name(a->kind));
   if (a->kind == KILN_KIND_WRITTEN && t->role == ROLE_IN)
     return kiln_fail(s->error, KILN_CONTRACT, "%s: %s is an input; pass it with KILN_TENSOR.", s->op->sig->name, t->name);
   bool written = t->role == ROLE_OUT || a->kind == KILN_KIND_WRITTEN;
@@ -243,7 +244,8 @@ static kiln_code finish(sorting *s) {
   return KILN_OK;
 }
 
-kiln_code kiln_sort_arguments(const kiln_op *op, const kiln_argument *arguments, size_t count, work *w, operands *out, kiln_error *error) {
+kiln_code kiln_sort_arguments(const kiln_op *op, const kiln_argument *arguments, size_t count, work *w, operands *out,
+                              kiln_error *error) {
   sorting s = {op, NULL, NULL, out, error};
   if (!make_room(&s, w)) return kiln_work_failed(w, op->sig->name, error);
   for (uint32_t i = 0; i < op->sig->attr_count; i++) out->attrs[i] = op->sig->attrs[i].fallback;

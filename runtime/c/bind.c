@@ -1,7 +1,7 @@
 /* From tensors to dimensions: checks a call against its op's signature and solves for every dim, stride and element type.
  *
- * Leading dims collapse to one: an operand declared [M, N] takes a tensor of any rank whose last extent is N and whose leading extents
- * can be walked with one stride. */
+ * Leading dims collapse to one: an operand declared [M, N] takes a tensor of any rank whose last extent is N and whose leading
+ * extents can be walked with one stride. */
 #include "run.h"
 
 typedef struct {
@@ -94,8 +94,8 @@ static kiln_code var_dtype(const binding *n, uint32_t i, kiln_dtype found) {
   const tensor_operand *by = chosen_by(n, i + 1, t);
   kiln_dtype first = by != NULL ? n->b->dtypes[by - n->sig->tensors] : found;
   if (first != found)
-    return REFUSE(n, "%s: %s is %s but %s is %s; make them the same type.", n->sig->name, t->name, KILN_DTYPES[found].name, by->name,
-                  KILN_DTYPES[first].name);
+    return REFUSE(n, "%s: %s is %s but %s is %s; make them the same type.", n->sig->name, t->name, KILN_DTYPES[found].name,
+                  by->name, KILN_DTYPES[first].name);
   n->b->dtypes[i] = found;
   return KILN_OK;
 }
@@ -105,7 +105,8 @@ static kiln_code operand_type(const binding *n, uint32_t i, kiln_dtype found) {
   if (t->dtype.var != NULL) return var_dtype(n, i, found);
   kiln_dtype fixed = t->dtype.choices[0];
   if (found != fixed && !(fixed == KILN_U8 && KILN_DTYPES[found].code))
-    return REFUSE(n, "%s: %s is %s, expected %s; convert it.", n->sig->name, t->name, KILN_DTYPES[found].name, KILN_DTYPES[fixed].name);
+    return REFUSE(n, "%s: %s is %s, expected %s; convert it.", n->sig->name, t->name, KILN_DTYPES[found].name,
+                  KILN_DTYPES[fixed].name);
   n->b->dtypes[i] = fixed;
   return KILN_OK;
 }
@@ -234,8 +235,8 @@ static kiln_code check_layout(const binding *n, const tensor_operand *t, const g
     return REFUSE(n, "%s: the elements of a row of %s are %lld apart, expected 1; pass a contiguous copy.", n->sig->name, t->name,
                   (long long)g->col);
   if (t->layout != LAYOUT_ROWS && rows > 1 && g->row != width && g->rank > 1)
-    return REFUSE(n, "%s: the rows of %s are %lld elements apart, expected %lld (dense); pass a contiguous copy.", n->sig->name, t->name,
-                  (long long)g->row, (long long)width);
+    return REFUSE(n, "%s: the rows of %s are %lld elements apart, expected %lld (dense); pass a contiguous copy.", n->sig->name,
+                  t->name, (long long)g->row, (long long)width);
   return KILN_OK;
 }
 
@@ -314,8 +315,8 @@ static kiln_code solve_axis(const binding *n, const tensor_operand *t, const geo
   }
   if (b->known[rule->dim] && b->dims[rule->dim] != found) {
     const char *dim = n->sig->dims[rule->dim];
-    return REFUSE(n, "%s: %s has %s=%lld but %s gave %s=%lld; pass operands that agree.", n->sig->name, t->name, dim, (long long)found,
-                  n->source[rule->dim], dim, (long long)b->dims[rule->dim]);
+    return REFUSE(n, "%s: %s has %s=%lld but %s gave %s=%lld; pass operands that agree.", n->sig->name, t->name, dim,
+                  (long long)found, n->source[rule->dim], dim, (long long)b->dims[rule->dim]);
   }
   if (!b->known[rule->dim]) n->source[rule->dim] = t->name;
   b->known[rule->dim] = true;
@@ -457,7 +458,8 @@ static bool is_zero(const bound *b, const char *dim) {
   return false;
 }
 
-kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writes, const number *args, const attr_value *attrs, work *w,
+kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writes, const number *args, const attr_value *attrs,
+                          work *w,
                           bound **out, kiln_error *error) {
   binding n = {op, op->sig, reads, writes, args, NULL, NULL, error};
   if (!make_room(&n, attrs, w)) return kiln_work_failed(w, op->sig->name, error);

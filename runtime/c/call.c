@@ -57,8 +57,10 @@ static kiln_code keep(kiln_call *call, const request *r, kiln_error *error) {
   call->given.writes = copied(w, r->given.writes, sig->tensor_count, sizeof(view), &fine);
   call->given.args = copied(w, r->given.args, sig->scalar_count, sizeof(number), &fine);
   call->given.attrs = copied(w, r->given.attrs, sig->attr_count, sizeof(attr_value), &fine);
-  call->asked = (wanted){copy_text(w, r->asked.tier, &fine), copy_text(w, r->asked.variant, &fine), copy_text(w, r->asked.isa, &fine),
-                         r->asked.fast};
+  call->asked.tier = copy_text(w, r->asked.tier, &fine);
+  call->asked.variant = copy_text(w, r->asked.variant, &fine);
+  call->asked.isa = copy_text(w, r->asked.isa, &fine);
+  call->asked.fast = r->asked.fast;
   copy_tensors(call, &r->given, &fine);
   return fine ? KILN_OK : kiln_work_failed(w, sig->name, error);
 }
@@ -74,7 +76,8 @@ static kiln_code bind_providers(kiln_call *call, kiln_error *error) {
 static kiln_code check_missing(const kiln_call *call, kiln_error *error) {
   for (uint32_t i = 0; i < call->op->sig->tensor_count; i++)
     if (call->op->sig->tensors[i].role == ROLE_OUT && !call->op->sig->tensors[i].optional && !call->given.writes[i].given)
-      return kiln_fail(error, KILN_CONTRACT, "%s: the output %s is missing; pass a tensor for it (kiln_outputs tells of what shape).",
+      return kiln_fail(error, KILN_CONTRACT,
+                       "%s: the output %s is missing; pass a tensor for it (kiln_outputs tells of what shape).",
                        call->op->sig->name, call->op->sig->tensors[i].name);
   return KILN_OK;
 }
@@ -175,8 +178,8 @@ static kiln_code same_but_address(const kiln_call *call, const char *name, const
     return kiln_fail(error, KILN_CONTRACT, "%s: %s has a null address; pass a tensor with memory.", call->op->sig->name, name);
   uint32_t need = call->decision.candidate != NULL ? call->decision.aligns[old->at] : 1;
   if (need <= 1 || now->pointer % need == 0) return KILN_OK;
-  return kiln_fail(error, KILN_CONTRACT, "%s: %s is not aligned to %u bytes, which %s needs; bind again.", call->op->sig->name, name, need,
-                   call->decision.candidate->variant);
+  return kiln_fail(error, KILN_CONTRACT, "%s: %s is not aligned to %u bytes, which %s needs; bind again.", call->op->sig->name,
+                   name, need, call->decision.candidate->variant);
 }
 
 /* Where the changes of one kiln_rebind are gathered before any of them is made. */
@@ -214,7 +217,8 @@ static kiln_code change(kiln_call *call, changes *to, const kiln_argument *a, ki
     if (strcmp(sig->tensors[i].name, a->name) == 0) return change_tensor(call, to, i, a, error);
   for (uint32_t i = 0; a->name != NULL && i < sig->scalar_count; i++)
     if (strcmp(sig->scalars[i].name, a->name) == 0) return change_scalar(call, to, i, a, error);
-  return kiln_fail(error, KILN_CONTRACT, "%s has no operand '%.100s' that can be changed; bind again.", sig->name, a->name ? a->name : "");
+  return kiln_fail(error, KILN_CONTRACT, "%s has no operand '%.100s' that can be changed; bind again.", sig->name,
+                   a->name ? a->name : "");
 }
 
 static kiln_code new_table(const kiln_call *call, const changes *to, work *w, uintptr_t **out, kiln_error *error) {

@@ -19,7 +19,8 @@ static kiln_code open_object(const char *path, const char *name, void **handle, 
   *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (*handle != NULL) return KILN_OK;
   const char *why = dlerror();
-  return kiln_fail(error, KILN_INTEGRITY, "%s: the dynamic linker refused it (%s); rebuild the tree.", name, why != NULL ? why : "");
+  return kiln_fail(error, KILN_INTEGRITY, "%s: the dynamic linker refused it (%s); rebuild the tree.", name,
+                   why != NULL ? why : "");
 }
 
 static bool write_all(int fd, const uint8_t *data, size_t bytes) {
@@ -33,8 +34,8 @@ static bool write_all(int fd, const uint8_t *data, size_t bytes) {
   return true;
 }
 
-/* The dynamic linker takes an object loaded before under the same path text for this one, and descriptors are reused: the number of the
- * file's inode, which lives as long as the object is mapped, is spelled in components that mean nothing. */
+/* The dynamic linker takes an object loaded before under the same path text for this one, and descriptors are reused: the number
+ * of the file's inode, which lives as long as the object is mapped, is spelled in components that mean nothing. */
 static bool unique_path(int fd, char *path, size_t size) {
   struct stat status;
   if (fstat(fd, &status) != 0) return false;

@@ -1,6 +1,6 @@
 /* Running kernels on an NVIDIA device through its driver: contexts, modules, launches, stream-ordered memory.
  *
- * Everything that can be known to fail is refused by name before the driver sees it: a launch error can poison the whole context. */
+ * Everything that can be known to fail is refused by name before the driver sees it: a launch error can poison the context. */
 #include "driver.h"
 #include "run.h"
 
@@ -62,8 +62,8 @@ kiln_code kiln_cuda_open(kiln_library *library, int32_t ordinal, const char *dri
 static kiln_code check_assembler(const kiln_library *library, const char *version, kiln_error *error) {
   int have = library->driver->version;
   if (version == NULL || version[0] < '0' || version[0] > '9' || strtol(version, NULL, 10) <= have / 1000) return KILN_OK;
-  return kiln_fail(error, KILN_TARGET, "the tree was assembled by ptxas %s, the driver supports CUDA %d.%d; update the driver.", version,
-                   have / 1000, have % 1000 / 10);
+  return kiln_fail(error, KILN_TARGET, "the tree was assembled by ptxas %s, the driver supports CUDA %d.%d; update the driver.",
+                   version, have / 1000, have % 1000 / 10);
 }
 
 kiln_code kiln_cuda_check_toolchain(const kiln_library *library, const manifest *m, kiln_error *error) {
@@ -159,7 +159,8 @@ static int64_t static_shared(const manifest_kernel *k) {
   return 0;
 }
 
-kiln_code kiln_cuda_function(const kiln_library *library, const manifest_kernel *k, void *module, void **function, kiln_error *error) {
+kiln_code kiln_cuda_function(const kiln_library *library, const manifest_kernel *k, void *module, void **function,
+                             kiln_error *error) {
   const cuda_driver *driver = library->driver;
   CUfunction found;
   kiln_code code = CALL(driver, ModuleGetFunction, error, &found, module, k->entry);
@@ -212,8 +213,8 @@ static kiln_code launch_failed(const kiln_library *library, const candidate *k, 
   return kiln_driver_check(library->driver, what, status, error);
 }
 
-kiln_code kiln_cuda_launch(const kiln_library *library, const context *c, const prepared *launches, uint32_t count, kiln_stream stream,
-                           kiln_error *error) {
+kiln_code kiln_cuda_launch(const kiln_library *library, const context *c, const prepared *launches, uint32_t count,
+                           kiln_stream stream, kiln_error *error) {
   bool pushed;
   kiln_code code = kiln_cuda_enter(library, c, &pushed, error);
   for (uint32_t i = 0; i < count && code == KILN_OK; i++) {
@@ -256,7 +257,8 @@ kiln_code kiln_cuda_fill(const kiln_library *library, uintptr_t address, size_t 
   return CALL(library->driver, MemsetD8Async, error, address, 0xff, bytes, stream);
 }
 
-kiln_code kiln_cuda_copy(const kiln_library *library, uintptr_t device, void *host, size_t bytes, bool to_device, kiln_error *error) {
+kiln_code kiln_cuda_copy(const kiln_library *library, uintptr_t device, void *host, size_t bytes, bool to_device,
+                         kiln_error *error) {
   if (to_device) return CALL(library->driver, MemcpyHtoD, error, device, host, bytes);
   return CALL(library->driver, MemcpyDtoH, error, host, device, bytes);
 }

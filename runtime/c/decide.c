@@ -33,7 +33,8 @@ typedef struct { wanted asked; work *w; decision *d; kiln_error *error; } buildi
 static kiln_code build(building *m, const kiln_op *op, const view *reads, const view *writes, const number *args, uint32_t args_at,
                        const attr_value *attrs, const bound **out_bound, candidate **out);
 
-static kiln_code add_frame(building *m, const plan_step *step, const op_signature *sig, const bound *b, uint32_t from, uint32_t *to) {
+static kiln_code add_frame(building *m, const plan_step *step, const op_signature *sig, const bound *b, uint32_t from,
+                           uint32_t *to) {
   frame *f = kiln_append(m->d, (void **)&m->d->frames, &m->d->frame_count, &m->d->frame_room, sizeof *f);
   if (f == NULL) return kiln_work_failed(&m->d->memory, b->op, m->error);
   *to = m->d->numbers;
@@ -42,7 +43,8 @@ static kiln_code add_frame(building *m, const plan_step *step, const op_signatur
   return KILN_OK;
 }
 
-static kiln_code build_step(building *m, const kiln_op *op, plan_frame *f, const plan_step *step, const number *args, uint32_t args_at) {
+static kiln_code build_step(building *m, const kiln_op *op, plan_frame *f, const plan_step *step, const number *args,
+                            uint32_t args_at) {
   step_call s;
   uint32_t to = 0;
   const bound *b;
@@ -135,13 +137,19 @@ static uint64_t *put_view(uint64_t *key, const view *v) {
     *key++ = 0;
     return key;
   }
-  *key++ = 1 | (uint64_t)v->readonly << 1 | (uint64_t)v->dtype << 8 | (uint64_t)v->rank << 16 | (uint64_t)(v->pointer & -v->pointer & 255) << 24 |
+  uint64_t alignment = v->pointer & -v->pointer & 255;
+  *key++ = 1 | (uint64_t)v->readonly << 1 | (uint64_t)v->dtype << 8 | (uint64_t)v->rank << 16 | alignment << 24 |
            (uint64_t)(uint32_t)v->device << 32;
   for (int32_t i = 0; i < v->rank; i++) {
     *key++ = (uint64_t)v->shape[i];
     *key++ = (uint64_t)v->strides[i];
   }
   return key;
+}
+
+/* Texts are the manifest's own: one pointer each. */
+static uint64_t attr_key(const attr_value *a) {
+  return a->kind == JSON_TEXT ? (uint64_t)(uintptr_t)a->text : (uint64_t)a->integer << 2 | a->kind;
 }
 
 /* Everything that a decision depends on. NULL: no memory. */
@@ -152,7 +160,7 @@ static uint64_t *make_key(const kiln_op *op, const operands *o, const wanted *as
   if (key == NULL) return NULL;
   *at++ = (uint64_t)atomic_load_explicit(&op->library->version, memory_order_acquire) << 1 | asked->fast;
   for (uint32_t i = 0; i < sig->attr_count; i++)
-    *at++ = o->attrs[i].kind == JSON_TEXT ? (uint64_t)(uintptr_t)o->attrs[i].text : (uint64_t)o->attrs[i].integer << 2 | o->attrs[i].kind;
+    *at++ = attr_key(&o->attrs[i]);
   for (uint32_t i = 0; i < sig->scalar_count; i++) {
     if (!op->shaping[i]) continue;
     memcpy(at++, o->args[i].real ? (const void *)&o->args[i].value : (const void *)&o->args[i].integer, 8);

@@ -47,7 +47,8 @@ static kiln_code find_symbols(cuda_driver *driver, const char *path, kiln_error 
   DRIVER_FUNCTIONS(X)
 #undef X
   if (missing == NULL) return KILN_OK;
-  return kiln_fail(error, KILN_UNAVAILABLE, "%s has no %s; expected the driver of CUDA 12 or later. Update the driver.", path, missing);
+  return kiln_fail(error, KILN_UNAVAILABLE, "%s has no %s; expected the driver of CUDA 12 or later. Update the driver.", path,
+                   missing);
 }
 
 kiln_code kiln_driver_open(const char *path, cuda_driver **out, kiln_error *error) {
@@ -58,7 +59,8 @@ kiln_code kiln_driver_open(const char *path, cuda_driver **out, kiln_error *erro
   kiln_code code = KILN_OK;
   if (driver->handle == NULL) {
     const char *why = dlerror();
-    code = kiln_fail(error, KILN_UNAVAILABLE, "no CUDA driver on this machine (%s); install one, or use the CPU.", why ? why : path);
+    code = kiln_fail(error, KILN_UNAVAILABLE, "no CUDA driver on this machine (%s); install one, or use the CPU.",
+                     why ? why : path);
   } else {
     code = find_symbols(driver, path, error);
   }

@@ -261,7 +261,8 @@ static kiln_code divisible(const expr *pred, const bound *b, const number *args,
   number x;
   kiln_code code = kiln_evaluate(&pred->items[0], b, args, &x, error);
   if (code != KILN_OK) return code;
-  if (x.real ? floor_of(x.value / (double)pred->integer) * (double)pred->integer == x.value : x.integer % pred->integer == 0) return KILN_OK;
+  double by = (double)pred->integer;
+  if (x.real ? floor_of(x.value / by) * by == x.value : x.integer % pred->integer == 0) return KILN_OK;
   no(why, &pred->items[0]);
   kiln_put(why, " divisible by %lld, found ", (long long)pred->integer);
   kiln_put_value(why, &x);

@@ -14,7 +14,7 @@ kiln_code kiln_fail(kiln_error *error, kiln_code code, const char *format, ...) 
 /* ---- memory (arena.c): freed as a whole; allocations are zeroed ---- */
 typedef struct kiln_arena kiln_arena;
 kiln_arena *kiln_arena_new(void);                                        /* NULL: no memory */
-void *kiln_arena_get(kiln_arena *arena, size_t count, size_t size);      /* NULL: no memory, or count * size overflows */
+void *kiln_arena_get(kiln_arena *arena, size_t count, size_t size);      /* NULL: no memory, no arena, or count * size overflows */
 const char *kiln_arena_text(kiln_arena *arena, const char *text, size_t bytes); /* a copy with a zero behind it */
 void kiln_arena_free(kiln_arena *arena);                                 /* NULL is fine */
 

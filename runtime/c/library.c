@@ -42,7 +42,8 @@ static bool refusal(kiln_library *library, const pack *p, const manifest_kernel 
     const char *lacks = kiln_cpu_lacks(library->features, p->manifest.target, k);
     if (lacks != NULL) kiln_put(&s, "this CPU lacks %s", lacks);
   } else if (library->kind == DEVICE_CUDA && shared_bytes(k) > library->shared_limit) {
-    kiln_put(&s, "needs %lld bytes of shared memory, the device allows %lld", (long long)shared_bytes(k), (long long)library->shared_limit);
+    kiln_put(&s, "needs %lld bytes of shared memory, the device allows %lld", (long long)shared_bytes(k),
+             (long long)library->shared_limit);
   }
   if (s.used == 0) return true;
   *out = kiln_arena_text(library->arena, text, strlen(text));
@@ -251,7 +252,8 @@ static void free_op(kiln_op *op) {
 void kiln_release(kiln_library *library) {
   if (atomic_fetch_sub_explicit(&library->references, 1, memory_order_acq_rel) != 1) return;
   for (uint32_t i = 0; i < library->pack_count; i++)
-    for (uint32_t j = 0; library->packs[i].ops != NULL && j < library->packs[i].manifest.op_count; j++) free_op(&library->packs[i].ops[j]);
+    for (uint32_t j = 0; library->packs[i].ops != NULL && j < library->packs[i].manifest.op_count; j++)
+      free_op(&library->packs[i].ops[j]);
   name_list *list = atomic_load(&library->disabled);
   while (list != NULL) {
     name_list *older = list->older;

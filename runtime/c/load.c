@@ -89,8 +89,8 @@ static kiln_code load(context *c, const candidate *k, void **function, kiln_erro
   kiln_error why;
   code = kiln_prove(&p->manifest, m, data, (size_t)m->bytes, &why);
   if (code == KILN_INTEGRITY)
-    kiln_fail(error, code, "%s/%s/%s is not what %s.%s promises: %.1500s Rebuild the tree.", kiln_tree_label(p->tree), p->manifest.target,
-              m->file, k->op->sig->name, m->variant, why.message);
+    kiln_fail(error, code, "%s/%s/%s is not what %s.%s promises: %.1500s Rebuild the tree.", kiln_tree_label(p->tree),
+              p->manifest.target, m->file, k->op->sig->name, m->variant, why.message);
   else if (code != KILN_OK)
     kiln_fail(error, code, "%s", why.message);
   if (code == KILN_OK && cuda) code = kiln_cuda_enter(k->op->library, c, &pushed, error);

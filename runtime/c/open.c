@@ -25,8 +25,8 @@ static kiln_code check_digest(const char *label, const char *expect, const uint8
   for (int i = 0; i < 64; i++) {
     char c = expect[7 + i];
     if (found[i] != (c >= 'A' && c <= 'F' ? c - 'A' + 'a' : c))
-      return kiln_fail(error, KILN_INTEGRITY, "%s/INDEX.json: found sha256 %s, expected %s. Rebuild or restore the tree.", label, found,
-                       expect + 7);
+      return kiln_fail(error, KILN_INTEGRITY, "%s/INDEX.json: found sha256 %s, expected %s. Rebuild or restore the tree.", label,
+                       found, expect + 7);
   }
   return KILN_OK;
 }
@@ -39,7 +39,8 @@ static kiln_code check_signature(kiln_tree *tree, const uint8_t *key, const uint
   bool good = length == SIGNATURE && kiln_ed25519_verify(key, data, bytes, signature);
   kiln_tree_release(tree, signature);
   if (good) return KILN_OK;
-  return kiln_fail(error, KILN_INTEGRITY, "%s/INDEX.json.sig: not this key's signature of INDEX.json; get the tree from its publisher.",
+  return kiln_fail(error, KILN_INTEGRITY,
+                   "%s/INDEX.json.sig: not this key's signature of INDEX.json; get the tree from its publisher.",
                    kiln_tree_label(tree));
 }
 
@@ -69,7 +70,8 @@ static kiln_code read_index(kiln_arena *arena, kiln_tree *tree, const kiln_root 
 static kiln_code open_tree(const kiln_root *root, kiln_tree **out, kiln_error *error) {
   if ((root->path == NULL) == (root->archive == NULL))
     return kiln_fail(error, KILN_CONTRACT, "found %s of path and archive in a root, expected one.", root->path ? "both" : "none");
-  return root->path != NULL ? kiln_tree_open(root->path, out, error) : kiln_tree_embedded(root->archive, root->archive_bytes, out, error);
+  if (root->path != NULL) return kiln_tree_open(root->path, out, error);
+  return kiln_tree_embedded(root->archive, root->archive_bytes, out, error);
 }
 
 /* ---- manifests ---- */
@@ -139,12 +141,13 @@ static kiln_code add_roots(kiln_library *library, const kiln_options *o, kiln_er
   if (o->root == NULL && o->root_count == 0)
     return kiln_fail(error, KILN_UNAVAILABLE, "no tree was given; pass the folder of a built tree as root.");
   if (o->root == NULL && (o->expect != NULL || o->public_key != NULL || o->minimum_generation != 0))
-    return kiln_fail(error, KILN_CONTRACT, "expect, public_key or minimum_generation belong to a root that was not given; set those of roots.");
+    return kiln_fail(error, KILN_CONTRACT,
+                     "expect, public_key or minimum_generation belong to a root that was not given; set those of roots.");
   kiln_code code = o->root != NULL ? add_root(library, &first, &holds, error) : KILN_OK;
   for (size_t i = 0; i < o->root_count && code == KILN_OK; i++) code = add_root(library, &o->roots[i], &holds, error);
   if (code != KILN_OK || library->pack_count > 0) return code;
-  return kiln_fail(error, KILN_TARGET, "the tree has nothing that %s may run; it holds %s. Build that device's target.", library->label,
-                   text[0] ? text : "no target at all");
+  return kiln_fail(error, KILN_TARGET, "the tree has nothing that %s may run; it holds %s. Build that device's target.",
+                   library->label, text[0] ? text : "no target at all");
 }
 
 /* ---- the device ---- */
@@ -188,7 +191,8 @@ static kiln_code open_device(kiln_library *library, const kiln_options *o, kiln_
   if (strcmp(device, "cpu") == 0) return open_cpu(library, error);
   if (strncmp(device, "sm_", 3) == 0 || strncmp(device, "cpu-", 4) == 0) return open_pretended(library, device, error);
   if (ordinal < 0)
-    return kiln_fail(error, KILN_CONTRACT, "found device='%.200s', expected cpu, cuda, cuda:N or a target name such as sm_90a.", device);
+    return kiln_fail(error, KILN_CONTRACT, "found device='%.200s', expected cpu, cuda, cuda:N or a target name such as sm_90a.",
+                     device);
   library->kind = DEVICE_CUDA;
   return kiln_cuda_open(library, ordinal, o->driver_path, error);
 }
@@ -244,7 +248,8 @@ static kiln_code disable_list(kiln_library *library, const char *list, kiln_erro
 
 kiln_code kiln_open(const kiln_options *options, kiln_library **out, kiln_error *error) {
   kiln_library *library = NULL;
-  if (out == NULL || options == NULL) return kiln_fail(error, KILN_CONTRACT, "found no options or no place for the library; pass both.");
+  if (out == NULL || options == NULL)
+    return kiln_fail(error, KILN_CONTRACT, "found no options or no place for the library; pass both.");
   *out = NULL;
   kiln_code code = new_library(options, &library, error);
   if (code == KILN_OK) code = open_device(library, options, error);

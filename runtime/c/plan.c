@@ -40,7 +40,8 @@ static kiln_code temps(const kiln_op *op, const manifest_plan *plan, plan_frame 
     v->dtype = temp_dtype(f, &plan->temps[i]);
     v->at = first_temp + i;
     if (v->dtype == 0)
-      return kiln_fail(error, KILN_CONTRACT, "%s: the temporary %s is like an operand that is absent.", op->sig->name, plan->temps[i].name);
+      return kiln_fail(error, KILN_CONTRACT, "%s: the temporary %s is like an operand that is absent.", op->sig->name,
+                       plan->temps[i].name);
     kiln_code code = shape_temp(op, &plan->temps[i], f->bound, args, v, &f->temp_bytes[i], error);
     if (code != KILN_OK) return code;
   }
@@ -115,7 +116,8 @@ kiln_code kiln_step_args(const char *op, const plan_step *step, const op_signatu
       kiln_code code = kiln_evaluate(&step->args[i], b, args, &n, error);
       if (code != KILN_OK) return code;
     } else if (!o->has_default) {
-      return kiln_fail(error, KILN_CONTRACT, "%s: a step calls %s without its scalar %s; rebuild the tree.", op, callee->name, o->name);
+      return kiln_fail(error, KILN_CONTRACT, "%s: a step calls %s without its scalar %s; rebuild the tree.", op, callee->name,
+                       o->name);
     }
     bool real = o->dtype[0] == 'f';
     if (real) out[i] = (number){true, 0, n.real ? n.value : (double)n.integer};

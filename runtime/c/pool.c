@@ -1,4 +1,4 @@
-/* A small pool of threads: a job's rows are split into chunks, which the workers and the thread that waits take one after another. */
+/* A small pool of threads: a job's rows are split into chunks, which the workers and the thread that waits take in turn. */
 #define _GNU_SOURCE
 #include "run.h"
 
@@ -114,7 +114,8 @@ void kiln_pool_free(cpu_pool *pool, bool forked) {
   free(pool);
 }
 
-int64_t kiln_pool_run(cpu_pool *pool, cpu_entry *entry, uint64_t *slots, uint32_t ints, uint32_t floats, int64_t total, int64_t chunks) {
+int64_t kiln_pool_run(cpu_pool *pool, cpu_entry *entry, uint64_t *slots, uint32_t ints, uint32_t floats, int64_t total,
+                      int64_t chunks) {
   job j = {NULL, entry, slots, ints, floats, total, chunks, 0, 0, 0};
   if (chunks == 1) return run_chunk(&j, 0);
   pthread_mutex_lock(&pool->lock);

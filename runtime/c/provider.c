@@ -15,10 +15,12 @@ static kiln_code check_provider(const kiln_op *op, const kiln_provider *p, kiln_
   if (strcmp(p->name, TREE) == 0)
     return kiln_fail(error, KILN_CONTRACT, "%s: the provider name %s is the tree's own; choose another.", name, TREE);
   if ((p->reference != 0) != (p->priority == REFERENCE_PRIORITY))
-    return kiln_fail(error, KILN_CONTRACT, "%s: provider %.100s has priority %d; expected %d for a reference, and for nothing else.", name,
+    return kiln_fail(error, KILN_CONTRACT,
+                     "%s: provider %.100s has priority %d; expected %d for a reference, and for nothing else.", name,
                      p->name, p->priority, REFERENCE_PRIORITY);
   if (p->reference && !op->library->device.unified_memory)
-    return kiln_fail(error, KILN_TARGET, "%s: provider %.100s runs on the CPU, which cannot use the memory of %s; leave it out there.",
+    return kiln_fail(error, KILN_TARGET,
+                     "%s: provider %.100s runs on the CPU, which cannot use the memory of %s; leave it out there.",
                      name, p->name, op->library->label);
   return KILN_OK;
 }
@@ -73,7 +75,8 @@ static kiln_code add(kiln_op *op, provider *p, kiln_error *error) {
 
 kiln_code kiln_register_provider(kiln_library *library, const char *name, const kiln_provider *given, kiln_error *error) {
   kiln_op *op = (kiln_op *)kiln_find(library, name, error);
-  if (op == NULL || given == NULL) return op == NULL ? KILN_CONTRACT : kiln_fail(error, KILN_CONTRACT, "%s: found no provider.", name);
+  if (op == NULL) return KILN_CONTRACT;
+  if (given == NULL) return kiln_fail(error, KILN_CONTRACT, "%s: found no provider, expected one.", name);
   kiln_code code = kiln_check_alive(library, error);
   if (code == KILN_OK && atomic_load_explicit(&library->sealed, memory_order_acquire))
     code = kiln_fail(error, KILN_UNAVAILABLE, "%s: the library is sealed; register providers before that.", name);
@@ -161,7 +164,8 @@ static kiln_code call(const kiln_op *op, provider *p, const argument_list *argum
   return known ? code : KILN_INTERNAL;
 }
 
-kiln_code kiln_run_providers(const kiln_op *op, const provider_list *list, bool below, const argument_list *arguments, const wanted *asked,
+kiln_code kiln_run_providers(const kiln_op *op, const provider_list *list, bool below, const argument_list *arguments,
+                             const wanted *asked,
                              kiln_stream stream, kiln_error *error) {
   for (uint32_t i = below ? list->above : 0; i < (below ? list->count : list->above); i++) {
     if (why_not(list->items[i], op->library, asked, NULL) != KILN_OK) continue;
@@ -171,7 +175,8 @@ kiln_code kiln_run_providers(const kiln_op *op, const provider_list *list, bool 
   return KILN_DECLINED;
 }
 
-void kiln_explain_providers(const provider_list *list, const kiln_library *library, bool below, const wanted *asked, bool *ran, sink *s) {
+void kiln_explain_providers(const provider_list *list, const kiln_library *library, bool below, const wanted *asked, bool *ran,
+                            sink *s) {
   for (uint32_t i = below ? list->above : 0; i < (below ? list->count : list->above); i++) {
     char text[256];
     sink why = {text, sizeof text, 0};

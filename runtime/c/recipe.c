@@ -192,8 +192,8 @@ static kiln_code parameters(making *m) {
   return KILN_OK;
 }
 
-kiln_code kiln_make_launch(candidate *c, const bound *b, const view *reads, const view *writes, const number *args, uint32_t args_at,
-                           decision *d, kiln_error *error) {
+kiln_code kiln_make_launch(candidate *c, const bound *b, const view *reads, const view *writes, const number *args,
+                           uint32_t args_at, decision *d, kiln_error *error) {
   const manifest_kernel *k = c->kernel;
   launch l = {.candidate = c};
   l.slots = kiln_work_get(&d->memory, k->param_count, sizeof *l.slots);

@@ -22,7 +22,8 @@ kiln_code kiln_start(const kiln_op *op, const kiln_argument *arguments, size_t c
 static kiln_code missing_output(const kiln_op *op, const bound *b, kiln_error *error) {
   for (uint32_t i = 0; i < op->sig->tensor_count; i++)
     if (b->missing[i])
-      return kiln_fail(error, KILN_CONTRACT, "%s: the output %s is missing; pass a tensor for it (kiln_outputs tells of what shape).",
+      return kiln_fail(error, KILN_CONTRACT,
+                       "%s: the output %s is missing; pass a tensor for it (kiln_outputs tells of what shape).",
                        op->sig->name, op->sig->tensors[i].name);
   return KILN_OK;
 }
@@ -42,7 +43,8 @@ static void describe_output(const kiln_op *op, const bound *b, uint32_t i, kiln_
   int32_t rank = 0;
   uint32_t axis = 0;
   /* Rows have the leading dims of the input that gives the op's rows. */
-  if (b->lead_rank >= 0 && t->rank >= 1 && t->rank <= 2 && t->shape[0].head == X_DIM && strcmp(t->shape[0].name, op->sig->rows) == 0 &&
+  if (b->lead_rank >= 0 && t->rank >= 1 && t->rank <= 2 && t->shape[0].head == X_DIM && strcmp(t->shape[0].name,
+                                                                                               op->sig->rows) == 0 &&
       b->lead_rank + (int32_t)t->rank - 1 <= KILN_MAX_RANK) {
     for (; rank < b->lead_rank; rank++) shape[rank] = b->lead[rank];
     axis = 1;

@@ -235,13 +235,16 @@ typedef struct {
   attr_value *attrs;                /* per attribute */
   const kiln_tensor **tensors[2];   /* per tensor: what was given to read and to write */
 } operands;
-kiln_code kiln_sort_arguments(const kiln_op *op, const kiln_argument *arguments, size_t count, work *w, operands *out, kiln_error *error);
-kiln_code kiln_check_addresses(const kiln_op *op, const operands *o, kiln_error *error); /* no address is null but that of nothing */
+kiln_code kiln_sort_arguments(const kiln_op *op, const kiln_argument *arguments, size_t count, work *w, operands *out,
+                              kiln_error *error);
+kiln_code kiln_check_addresses(const kiln_op *op, const operands *o,
+                               kiln_error *error); /* no address is null but that of nothing */
 kiln_code kiln_cast_scalar(const char *op, const scalar_operand *o, const kiln_argument *given, number *out, kiln_error *error);
 kiln_code kiln_make_view(const char *op, const char *name, const kiln_tensor *t, view *out, kiln_error *error);
 
 /* ---- bind.c ---- */
-kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writes, const number *args, const attr_value *attrs, work *w,
+kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writes, const number *args, const attr_value *attrs,
+                          work *w,
                           bound **out, kiln_error *error);
 /* The same memory in the operand's own rank. */
 view kiln_flat_view(const view *v, const geometry *g);
@@ -252,7 +255,8 @@ kiln_code kiln_wanted(const kiln_op *op, const kiln_choice *choice, wanted *out,
 /* KILN_OK: it may run. KILN_SELECTION: `why` says why not. Else the error. */
 kiln_code kiln_judge(const kiln_op *op, candidate *c, const bound *b, const view *reads, const view *writes, const number *args,
                      const wanted *asked, work *w, sink *why, kiln_error *error);
-kiln_code kiln_choose(const kiln_op *op, const bound *b, const view *reads, const view *writes, const number *args, const wanted *asked,
+kiln_code kiln_choose(const kiln_op *op, const bound *b, const view *reads, const view *writes, const number *args,
+                      const wanted *asked,
                       work *w, candidate **out, kiln_error *error);
 candidate *kiln_candidate_at(const kiln_op *op, const wanted *asked, uint32_t i);
 const char *kiln_disabled_by(const kiln_library *library, const candidate *c);
@@ -292,15 +296,16 @@ kiln_code kiln_step_args(const char *op, const plan_step *step, const op_signatu
 const kiln_op *kiln_callee(const kiln_op *op, const plan_step *step);
 
 /* ---- alias.c ---- */
-kiln_code kiln_overlap_pairs(const kiln_op *op, const bound *b, const view *reads, const view *writes, const candidate *c, decision *d,
+kiln_code kiln_overlap_pairs(const kiln_op *op, const bound *b, const view *reads, const view *writes, const candidate *c,
+                             decision *d,
                              kiln_error *error);
 kiln_code kiln_check_overlaps(const decision *d, const uintptr_t *table, kiln_error *error);
 
 /* ---- recipe.c ---- */
 /* Which promise of a kernel's parameters this call would break. */
 kiln_code kiln_why_not_params(const candidate *c, const bound *b, const number *args, sink *why, kiln_error *error);
-kiln_code kiln_make_launch(candidate *c, const bound *b, const view *reads, const view *writes, const number *args, uint32_t args_at,
-                           decision *d, kiln_error *error); /* appends it to d->launches */
+kiln_code kiln_make_launch(candidate *c, const bound *b, const view *reads, const view *writes, const number *args,
+                           uint32_t args_at, decision *d, kiln_error *error); /* appends it to d->launches */
 kiln_code kiln_store_scalar(const launch *l, const scalar_patch *p, const number *numbers, uint64_t *slots, kiln_error *error);
 
 /* ---- decide.c ---- */
@@ -364,7 +369,8 @@ cpu_pool *kiln_pool_new(int32_t threads); /* NULL: no memory */
 void kiln_pool_start(cpu_pool *pool);
 void kiln_pool_free(cpu_pool *pool, bool forked);
 /* Runs an entry over `total` rows in `chunks` parts: the least of its codes that is not 0, or 0. */
-int64_t kiln_pool_run(cpu_pool *pool, cpu_entry *entry, uint64_t *slots, uint32_t ints, uint32_t floats, int64_t total, int64_t chunks);
+int64_t kiln_pool_run(cpu_pool *pool, cpu_entry *entry, uint64_t *slots, uint32_t ints, uint32_t floats, int64_t total,
+                      int64_t chunks);
 int32_t kiln_cpu_count(void);
 
 /* ---- CUDA (cuda.c; the driver's own types are in driver.h) ---- */
@@ -375,12 +381,13 @@ void kiln_cuda_close(kiln_library *library, bool forked);
 kiln_code kiln_cuda_enter(const kiln_library *library, const context *c, bool *pushed, kiln_error *error);
 void kiln_cuda_leave(const kiln_library *library, bool pushed);
 kiln_code kiln_cuda_load(const kiln_library *library, const uint8_t *data, void **module, kiln_error *error);
-kiln_code kiln_cuda_function(const kiln_library *library, const manifest_kernel *k, void *module, void **function, kiln_error *error);
+kiln_code kiln_cuda_function(const kiln_library *library, const manifest_kernel *k, void *module, void **function,
+                             kiln_error *error);
 void kiln_cuda_unload(const kiln_library *library, void *module);
 size_t kiln_cuda_config_bytes(void);
 void kiln_cuda_configure(const manifest_kernel *k, const int64_t grid[3], void *config);
-kiln_code kiln_cuda_launch(const kiln_library *library, const context *c, const prepared *launches, uint32_t count, kiln_stream stream,
-                           kiln_error *error);
+kiln_code kiln_cuda_launch(const kiln_library *library, const context *c, const prepared *launches, uint32_t count,
+                           kiln_stream stream, kiln_error *error);
 kiln_code kiln_cuda_capturing(const kiln_library *library, kiln_stream stream, bool *capturing, kiln_error *error);
 kiln_code kiln_cuda_allocate(const kiln_library *library, size_t bytes, kiln_stream stream, uintptr_t *out, kiln_error *error);
 /* In the order of the stream, or at once. */
@@ -388,7 +395,8 @@ kiln_code kiln_cuda_free(const kiln_library *library, uintptr_t address, kiln_st
 kiln_code kiln_cuda_free_now(const kiln_library *library, uintptr_t address, kiln_error *error);
 kiln_code kiln_cuda_fill(const kiln_library *library, uintptr_t address, size_t bytes, kiln_stream stream, kiln_error *error);
 /* Blocking copies between host and device, for the self-test. */
-kiln_code kiln_cuda_copy(const kiln_library *library, uintptr_t device, void *host, size_t bytes, bool to_device, kiln_error *error);
+kiln_code kiln_cuda_copy(const kiln_library *library, uintptr_t device, void *host, size_t bytes, bool to_device,
+                         kiln_error *error);
 
 /* ---- scratch (scratch.c) ---- */
 typedef struct { scratch_pool *pool; uintptr_t address; } scratch_lease;
@@ -401,9 +409,11 @@ void kiln_scratch_close(kiln_library *library, bool forked);
 typedef struct { kiln_argument *items; size_t count; } argument_list;
 kiln_code kiln_list_arguments(const kiln_op *op, const operands *o, work *w, argument_list *out, kiln_error *error);
 /* Runs the first provider that serves and does not decline, of those above the tree or of those below. KILN_DECLINED: none did. */
-kiln_code kiln_run_providers(const kiln_op *op, const provider_list *list, bool below, const argument_list *arguments, const wanted *asked,
+kiln_code kiln_run_providers(const kiln_op *op, const provider_list *list, bool below, const argument_list *arguments,
+                             const wanted *asked,
                              kiln_stream stream, kiln_error *error);
-void kiln_explain_providers(const provider_list *list, const kiln_library *library, bool below, const wanted *asked, bool *ran, sink *s);
+void kiln_explain_providers(const provider_list *list, const kiln_library *library, bool below, const wanted *asked, bool *ran,
+                            sink *s);
 void kiln_free_providers(provider_list *list);
 
 /* ---- library.c ---- */

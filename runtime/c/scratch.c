@@ -1,7 +1,7 @@
 /* Scratch: one growing block per stream of a context on CUDA, a few blocks for the calls that run at once on the CPU.
  *
- * A block is never freed while a graph may use it: once its stream was captured, or the library sealed, growing retires it. Launches that
- * use one stream's block take turns, so that no other call's kernels come between those of a plan. */
+ * A block is never freed while a graph may use it: once its stream was captured, or the library sealed, growing retires it.
+ * Launches that use one stream's block take turns, so that no other call's kernels come between those of a plan. */
 #define _GNU_SOURCE
 #include "run.h"
 
@@ -117,7 +117,8 @@ static scratch_pool *cpu_pool_block(kiln_library *library, size_t bytes) {
   return found;
 }
 
-static kiln_code find_pool(kiln_library *library, context *c, kiln_stream stream, size_t bytes, scratch_pool **out, kiln_error *error) {
+static kiln_code find_pool(kiln_library *library, context *c, kiln_stream stream, size_t bytes, scratch_pool **out,
+                           kiln_error *error) {
   *out = library->kind == DEVICE_CUDA ? stream_pool(library, c, stream) : cpu_pool_block(library, bytes);
   if (*out != NULL) return KILN_OK;
   if (is_sealed(library)) return KILN_UNAVAILABLE;
@@ -127,7 +128,8 @@ static kiln_code find_pool(kiln_library *library, context *c, kiln_stream stream
 /* ---- taking and giving back ---- */
 
 static kiln_code refuse(const kiln_op *op, const char *why, size_t need, size_t have, kiln_error *error) {
-  return kiln_fail(error, KILN_UNAVAILABLE, "%s: scratch growth %s: need %zu have %zu bytes; give the stream more with kiln_set_scratch.",
+  return kiln_fail(error, KILN_UNAVAILABLE,
+                   "%s: scratch growth %s: need %zu have %zu bytes; give the stream more with kiln_set_scratch.",
                    op->sig->name, why, need, have);
 }
 
@@ -139,7 +141,8 @@ static kiln_code make_fit(const kiln_op *op, scratch_pool *p, size_t bytes, bool
   return grow(op->library, p, bytes, error);
 }
 
-static kiln_code poison(kiln_library *library, uintptr_t address, size_t bytes, kiln_stream stream, bool capturing, kiln_error *error) {
+static kiln_code poison(kiln_library *library, uintptr_t address, size_t bytes, kiln_stream stream, bool capturing,
+                        kiln_error *error) {
   if (!library->poison || capturing) return KILN_OK;
   if (library->kind == DEVICE_CUDA) return kiln_cuda_fill(library, address, bytes, stream, error);
   memset((void *)address, 0xff, bytes);
@@ -172,7 +175,8 @@ static kiln_code take_fresh(const kiln_op *op, kiln_stream stream, size_t bytes,
   bool capturing = false;
   *out = (scratch_lease){NULL, 0};
   if (is_sealed(library)) return refuse(op, "of a sealed library without a pool", bytes, 0, error);
-  kiln_code code = library->kind == DEVICE_CUDA && library->poison ? kiln_cuda_capturing(library, stream, &capturing, error) : KILN_OK;
+  kiln_code code = library->kind == DEVICE_CUDA && library->poison ? kiln_cuda_capturing(library, stream, &capturing,
+                                                                                         error) : KILN_OK;
   if (code == KILN_OK) code = allocate(library, bytes, stream, &out->address, error);
   if (code == KILN_OK) code = poison(library, out->address, bytes, stream, capturing, error);
   return code;
@@ -185,7 +189,8 @@ static kiln_code free_fresh(kiln_library *library, kiln_stream stream, uintptr_t
   return KILN_OK;
 }
 
-kiln_code kiln_scratch_take(const kiln_op *op, context *c, kiln_stream stream, size_t bytes, scratch_lease *out, kiln_error *error) {
+kiln_code kiln_scratch_take(const kiln_op *op, context *c, kiln_stream stream, size_t bytes, scratch_lease *out,
+                            kiln_error *error) {
   kiln_library *library = op->library;
   bool pushed = false, cuda = library->kind == DEVICE_CUDA;
   kiln_code code = cuda ? kiln_cuda_enter(library, c, &pushed, error) : KILN_OK;
@@ -226,7 +231,8 @@ static kiln_code set_buffer(kiln_library *library, scratch_pool *p, void *buffer
   return KILN_OK;
 }
 
-static kiln_code set_on_device(kiln_library *library, context *c, kiln_stream stream, void *buffer, size_t bytes, kiln_error *error) {
+static kiln_code set_on_device(kiln_library *library, context *c, kiln_stream stream, void *buffer, size_t bytes,
+                               kiln_error *error) {
   bool capturing;
   kiln_code code = kiln_cuda_capturing(library, stream, &capturing, error);
   if (code != KILN_OK) return code;
@@ -250,7 +256,8 @@ kiln_code kiln_set_scratch(kiln_library *library, kiln_stream stream, void *buff
     return kiln_fail(error, KILN_CONTRACT, "the scratch buffer is not aligned to %d bytes; pass one that is.", SCRATCH_ALIGN);
   if (library->kind == DEVICE_CPU) {
     scratch_pool *p;
-    if (stream != NULL || buffer != NULL) return kiln_fail(error, KILN_CONTRACT, "on the CPU, scratch has no stream or buffer; pass NULL.");
+    if (stream != NULL || buffer != NULL) return kiln_fail(error, KILN_CONTRACT,
+                                                           "on the CPU, scratch has no stream or buffer; pass NULL.");
     code = new_pool(library, NULL, NULL, &p, error);
     if (code != KILN_OK) return code;
     code = grow(library, p, bytes ? bytes : 1, error);

@@ -50,7 +50,8 @@ static kiln_code passed_over(const kiln_op *op, const candidate *c, const wanted
   const char *disabled;
   if (strcmp(c->mode, "fast") == 0 && !asked->fast) kiln_put(why, "of the fast mode, which is asked for with mode=\"fast\"");
   else if (asked->tier != NULL && strcmp(c->tier, asked->tier) != 0) kiln_put(why, "tier %s was asked for", asked->tier);
-  else if (asked->variant != NULL && strcmp(c->variant, asked->variant) != 0) kiln_put(why, "variant %s was asked for", asked->variant);
+  else if (asked->variant != NULL && strcmp(c->variant, asked->variant) != 0) kiln_put(why, "variant %s was asked for",
+                                                                                       asked->variant);
   else if (asked->isa != NULL && c->kernel != NULL && (c->isa == NULL || strcmp(c->isa, asked->isa) != 0))
     kiln_put(why, "ISA tier %s was asked for", asked->isa);
   else if ((disabled = kiln_disabled_by(op->library, c)) != NULL) kiln_put(why, "disabled by KILN_DISABLE=%s", disabled);
@@ -71,7 +72,8 @@ static kiln_code check_plan(const kiln_op *op, const candidate *c, const bound *
     candidate *found;
     code = kiln_plan_step(op, &f, &c->plan->steps[i], args, w, &s, error);
     if (code == KILN_OK) code = kiln_bind_views(s.callee, s.reads, s.writes, s.args, c->plan->steps[i].attrs, w, &inside, error);
-    if (code == KILN_OK && !inside->empty) code = kiln_choose(s.callee, inside, s.reads, s.writes, s.args, &inner, w, &found, error);
+    if (code == KILN_OK && !inside->empty) code = kiln_choose(s.callee, inside, s.reads, s.writes, s.args, &inner, w, &found,
+                                                              error);
   }
   return code;
 }
@@ -101,7 +103,8 @@ static kiln_code nothing_runs(const kiln_op *op, const bound *b, const view *rea
   enum { LISTED = 12 };
   const char *name = op->sig->name;
   if (op->candidate_count == 0)
-    return kiln_fail(error, KILN_SELECTION, "%s: this target has no kernel or plan for it; build one, or use another device.", name);
+    return kiln_fail(error, KILN_SELECTION, "%s: this target has no kernel or plan for it; build one, or use another device.",
+                     name);
   if (error == NULL) return KILN_SELECTION;
   sink m = kiln_message(error);
   kiln_put(&m, "%s: none of %u candidates may run this call on %s (", name, op->candidate_count, op->library->label);
@@ -115,7 +118,8 @@ static kiln_code nothing_runs(const kiln_op *op, const bound *b, const view *rea
   return kiln_fail_put(error, KILN_SELECTION, &m);
 }
 
-kiln_code kiln_choose(const kiln_op *op, const bound *b, const view *reads, const view *writes, const number *args, const wanted *asked,
+kiln_code kiln_choose(const kiln_op *op, const bound *b, const view *reads, const view *writes, const number *args,
+                      const wanted *asked,
                       work *w, candidate **out, kiln_error *error) {
   for (uint32_t i = 0; i < op->candidate_count; i++) {
     candidate *c = kiln_candidate_at(op, asked, i);

@@ -115,7 +115,8 @@ static bool same_bits(const vector *v, const buffers *a, const buffers *b) {
   return true;
 }
 
-/* Square of the relative L2 distance of the outputs of floating-point type; every other output must be equal. Infinite if one is not. */
+/* Square of the relative L2 distance of the outputs of floating-point type; every other output must be equal. Infinite if one is
+ * not. */
 static double distance(const vector *v, const buffers *a, const buffers *b) {
   double apart = 0, size = 0;
   for (uint32_t i = 0; i < a->count; i++) {
@@ -148,7 +149,8 @@ static void compare(testing *t, const vector *v, const candidate *other, const b
   kiln_code code = run_variant(v, other->variant, w, &b, &why);
   if (code != KILN_OK) tell(t, v->candidate, other->variant, why.message);
   else if (most == 0 && !same_bits(v, first, &b)) tell(t, v->candidate, other->variant, "their bits differ");
-  else if (most > 0 && !(distance(v, first, &b) <= most * most)) tell(t, v->candidate, other->variant, "they differ by more than their envelope");
+  else if (most > 0 && !(distance(v, first, &b) <= most * most)) tell(t, v->candidate, other->variant,
+                                                                      "they differ by more than their envelope");
   else tell(t, v->candidate, other->variant, NULL);
   free_buffers(t->library, &b);
 }

@@ -243,7 +243,10 @@ static kiln_code list_folder(int fd, const char *label, entry_seen *seen, void *
   for (struct dirent *e; code == KILN_OK && (errno = 0, e = readdir(entries)) != NULL;) {
     struct stat status;
     if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-    if (fstatat(fd, e->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) continue; /* gone since */
+    if (fstatat(fd, e->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue; /* gone since */
+      break;
+    }
     entry_kind kind = S_ISREG(status.st_mode) ? ENTRY_FILE : S_ISDIR(status.st_mode) ? ENTRY_FOLDER : ENTRY_OTHER;
     code = seen(user, e->d_name, kind, (uint64_t)status.st_size);
   }

@@ -72,7 +72,8 @@ static bool shape_tensor(vector *v, uint32_t i, const bound *b) {
   int64_t shape[KILN_MAX_RANK], all = 1;
   for (uint32_t axis = 0; axis < t->rank; axis++) {
     number n;
-    if (kiln_evaluate(&t->shape[axis], b, v->args, &n, NULL) != KILN_OK || n.real || n.integer < 0 || n.integer > 1 << 20) return false;
+    if (kiln_evaluate(&t->shape[axis], b, v->args, &n,
+                      NULL) != KILN_OK || n.real || n.integer < 0 || n.integer > 1 << 20) return false;
     shape[axis] = n.integer;
     all *= n.integer > 0 ? n.integer : 1;
     if (all > 1 << 26) return false;
@@ -203,7 +204,8 @@ void kiln_fill_vector(const vector *v, uint32_t i, void *host) {
   int64_t least = INT64_C(1) << 20;
   for (uint32_t d = 0; d < v->sig->dim_count; d++)
     if (v->dims[d] > 0 && v->dims[d] < least) least = v->dims[d];
-  for (size_t at = 0; at < v->bytes[i]; at += (size_t)size) put_element((char *)host + at, v->dtypes[i], least, next_random(&state));
+  for (size_t at = 0; at < v->bytes[i]; at += (size_t)size) put_element((char *)host + at, v->dtypes[i], least,
+                                                                        next_random(&state));
 }
 
 double kiln_element(const void *at, kiln_dtype dtype) {

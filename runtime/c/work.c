@@ -1,5 +1,5 @@
-/* Working memory: bytes handed out in order and freed as a whole. It begins on a call's stack; only where `grow` says so does it take
- * more from the system, so that a sealed library never allocates. */
+/* Working memory: bytes handed out in order and freed as a whole. It begins on a call's stack; only where `grow` says so does it
+ * take more from the system, so that a sealed library never allocates. */
 #include "run.h"
 
 #include <stdlib.h>
@@ -36,7 +36,8 @@ void *kiln_work_get(work *w, size_t count, size_t size) {
 kiln_code kiln_work_failed(const work *w, const char *op, kiln_error *error) {
   if (w->heap || w->grow) return kiln_fail(error, KILN_MEMORY, "%s: the system has no memory left; free some.", op);
   return kiln_fail(error, KILN_UNAVAILABLE,
-                   "%s: this call needs more working memory than a sealed library may take; run or bind it once before sealing.", op);
+                   "%s: this call needs more working memory than a sealed library may take; run or bind it once before sealing.",
+                       op);
 }
 
 void kiln_work_free(work *w) {

@@ -231,6 +231,7 @@ char *test_dump_index(const tree_index *x) {
   return text;
 }
 
+#undef free /* of these texts, which the C library made, whatever faulty.h says */
 void test_free(char *text) { free(text); }
 
 /* Every fault of one kernel's artifact, a line each, as kiln_tree_verify gathers them; the reader's refusal if there is one. */

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import json
 import struct
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from kiln.runtime.entities import Kernel, Manifest
 from kiln.tests.runtime.c import libkiln
 from kiln.tests.runtime.fake_driver import FakeDriver, read_params
+from kiln.tests.runtime.trees import write_tree
 
 FORMATS = {"ptr": "Q", "i32": "i", "i64": "q", "f32": "f", "f64": "d"}
 
@@ -41,6 +43,17 @@ class _Launched(ctypes.Structure):
         ("params", ctypes.c_int),
         ("values", ctypes.c_uint64 * 64),
     )
+
+
+def part_of_tree(root: Path, tree: Path, op: str, **changed: Any) -> Path:
+    """A tree of one op of sm_90a and of what its plans call, with fields of its kernels changed."""
+    m = json.loads((tree / "sm_90a" / "MANIFEST.json").read_bytes())
+    plans = [p for p in m["recipes"] if p["op"] == op]
+    ops = {op, *(s["op"] for p in plans for s in p["steps"])}
+    kernels = [{**k, **changed} for k in m["kernels"] if k["op"] in ops and k["tier"] == "generated"]
+    part = {**m, "kernels": kernels, "recipes": plans, "ops": {n: m["ops"][n] for n in ops}, "sources": {}}
+    files = {k["file"]: (tree / "sm_90a" / k["file"]).read_bytes() for k in kernels}
+    return write_tree(root, {"sm_90a": part}, files)
 
 
 def passed(kernel: Kernel) -> str:
@@ -88,11 +101,16 @@ class FakeCuda:
 
     def launches(self) -> list[Launch]:
         """Launches since the last reset."""
-        return [self._launch(self.c.fake_launched(ctypes.c_long(i)).contents) for i in range(self.c.fake_launches())]
+        return [
+            self._launch(self.c.fake_launched(ctypes.c_long(i)).contents)
+            for i in range(self.c.fake_launches())
+        ]
 
     def _launch(self, found: _Launched) -> Launch:
         kernel, formats = self.kernels[found.kernel]
-        values = (struct.unpack_from(f, struct.pack("Q", v))[0] for f, v in zip(formats, found.values, strict=False))
+        values = (
+            struct.unpack_from(f, struct.pack("Q", v))[0] for f, v in zip(formats, found.values, strict=False)
+        )
         attributes = tuple(tuple(a) for a in found.attributes[: found.attribute_count])
         return Launch(
             kernel.entry,
@@ -107,7 +125,8 @@ class FakeCuda:
 
     def live(self) -> tuple[int, int, int]:
         """Device allocations, modules and retained contexts that are alive."""
-        return tuple(self.c.fake_live(i) for i in range(3))  # type: ignore[return-value]
+        memory, modules, contexts = (int(self.c.fake_live(i)) for i in range(3))
+        return memory, modules, contexts
 
 
 class RecordingDriver(FakeDriver):

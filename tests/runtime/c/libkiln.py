@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kiln.runtime.arrays import View, view
-from kiln.runtime.cpu import aligned_bytes
+from kiln.runtime.arrays import View, aligned_bytes, view
 from kiln.runtime.dtypes import DTYPES, numpy_dtype
 from kiln.runtime.entities import Signature
 from kiln.runtime.errors import (
@@ -311,7 +310,9 @@ class Library:
         self.roots = [] if root is None else [root]
         text = {"root": root, "device": device, **options}
         given = {k: str(v).encode() if isinstance(v, str | Path) else v for k, v in text.items()}
-        self.call("kiln_open", ctypes.byref(Options(threads=threads or 0, **given)), ctypes.byref(self.handle))
+        self.call(
+            "kiln_open", ctypes.byref(Options(threads=threads or 0, **given)), ctypes.byref(self.handle)
+        )
         self._signatures: dict[str, Signature] = {}
 
     def call(self, name: str, *args: Any) -> None:
@@ -410,8 +411,8 @@ class Library:
             name=None if name is None else name.encode(),
             priority=priority,
             reference=reference,
-            supports=Supports(0 if supports is None else lambda _, d: supports(d.contents)),  # type: ignore[arg-type]
-            run=Run(0 if run is None else called),  # type: ignore[arg-type]
+            supports=Supports(0 if supports is None else lambda _, d: supports(d.contents)),
+            run=Run(0 if run is None else called),
         )
         self._keep.append(provider)
         self.call("kiln_register_provider", self.handle, op.encode(), ctypes.byref(provider))
@@ -494,9 +495,7 @@ class Operation:
         given = _each(out) or (None,) * len(sig.returns)
         inputs = [o.name for o in sig.operands if o.kind == "scalar" or o.role != "out"]
         known = {**dict(zip(inputs, operands, strict=False)), **named, **made}
-        results = [
-            g if g is not None else known.get(n) for n, g in zip(sig.returns, given, strict=True)
-        ]
+        results = [g if g is not None else known.get(n) for n, g in zip(sig.returns, given, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
 
     def explain(self, *operands: Any, out: Any = None, **named: Any) -> str:
@@ -522,7 +521,9 @@ class Operation:
         items, count, choice, made = self.prepared(operands, named, out, **wanted)
         call = ctypes.c_void_p()
         self.library.call("kiln_bind", self.handle, items, count, ctypes.byref(choice), ctypes.byref(call))
-        return Call(self.library, call, (operands, named, out, made), self._results(operands, named, out, made))
+        return Call(
+            self.library, call, (operands, named, out, made), self._results(operands, named, out, made)
+        )
 
 
 def _each(out: Any) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""libkiln against a recording driver: launches as the Python runtime makes them, contexts, capture, scratch."""
+"""libkiln against a recording driver: launches as the Python runtime makes them, contexts, capture,
+scratch."""
 
 import ctypes
 from collections.abc import Iterator
@@ -14,7 +15,12 @@ from kiln.runtime.errors import ContractError, DriverError, SelectionError, Targ
 from kiln.runtime.manifest import parse_manifest
 from kiln.tests.runtime.c import libkiln
 from kiln.tests.runtime.c.derived import cases
-from kiln.tests.runtime.c.fake import FakeCuda, RecordingDriver, without_addresses_of_temporaries
+from kiln.tests.runtime.c.fake import (
+    FakeCuda,
+    RecordingDriver,
+    part_of_tree,
+    without_addresses_of_temporaries,
+)
 from kiln.tools.cases import arguments, views
 
 TREE = Path(__file__).parents[3] / "aot_artifacts"
@@ -60,10 +66,11 @@ def fp4(rows: int = 4) -> dict[str, Any]:
 
 
 def test_same_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
-    """Every kernel and plan, by name: entry, grid, block, shared memory, attributes, stream, each parameter."""
+    """Every kernel and plan: entry, grid, block, shared memory, attributes, stream, each parameter."""
     manifest = parse_manifest((TREE / "sm_90a" / "MANIFEST.json").read_bytes())
     driver = RecordingDriver(manifest)
-    compared, several, ran = 0, 0, set()
+    compared, several = 0, 0
+    ran: set[tuple[str, str]] = set()
     with (
         kiln.load(TREE, CudaDevice(0, driver)) as python,
         opened(c, fake) as library,
@@ -100,13 +107,19 @@ def test_selects_and_refuses(c: ctypes.CDLL, fake: FakeCuda) -> None:
         with pytest.raises(SelectionError, match="aligned to"):
             library.rms_norm(**norm(x=tensor(4, 256, at=BASE + 1)))
         rows = 1 << 31
-        with pytest.raises((ContractError, SelectionError), match="device takes 2147483647|4294967296|2147483648"):
+        with pytest.raises(SelectionError, match="bf16_p8192: passes M as i32, but it is 2147483648"):
             library.rms_norm(**norm(rows, out=tensor(rows, 256, at=BASE << 1)))
         assert not fake.launches()
 
 
-@pytest.mark.parametrize(("cc", "version", "why"), [((8, 9), 13000, None), ((7, 0), 13000, "nothing that cuda:0"),
-                                                    ((9, 0), 12080, "driver supports CUDA 12.8")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cc", "version", "why"),
+    [
+        ((8, 9), 13000, None),
+        ((7, 0), 13000, "nothing that cuda:0"),
+        ((9, 0), 12080, r"driver supports CUDA 12\.8"),
+    ],
+)
 def test_device_decides_the_target(
     c: ctypes.CDLL, fake: FakeCuda, cc: tuple[int, int], version: int, why: str | None
 ) -> None:
@@ -119,6 +132,52 @@ def test_device_decides_the_target(
         assert "compute capability 8.9" in library.rms_norm.explain(**norm())
 
 
+@pytest.mark.parametrize(
+    ("grid", "rows", "why"),
+    [
+        ([1, ["dim", "M"], 1], 65536, "grid axis 1 would be 65536, a device takes 65535; split the call"),
+        ([1, 1, ["dim", "M"]], 65536, "grid axis 2 would be 65536, a device takes 65535; split the call"),
+        ([["sub", ["dim", "M"], 4], 1, 1], 3, "a grid extent of -1; expected an integer of 0 or more"),
+        ([["floordiv", 8, ["sub", ["dim", "M"], 4]], 1, 1], 4, r"\(8 // \(M - 4\)\) divides by zero"),
+        ([["mul", ["dim", "M"], 1 << 62], 1, 1], 4, "leaves the range of 64-bit integers"),
+    ],
+)
+def test_grids_are_checked_before_the_driver_sees_them(
+    c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path, grid: Any, rows: int, why: str
+) -> None:
+    root = part_of_tree(tmp_path, TREE, "rms_norm", grid=grid)
+    with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
+        with pytest.raises(ContractError, match=why):
+            library.rms_norm(**norm(rows))
+        assert not fake.launches()
+
+
+def test_an_empty_grid_launches_nothing(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path) -> None:
+    root = part_of_tree(tmp_path, TREE, "rms_norm", grid=[1, ["sub", ["dim", "M"], 4], 1])
+    with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
+        library.rms_norm(**norm(4))
+        assert not fake.launches()
+        library.rms_norm(**norm(5))
+        assert [launch.grid for launch in fake.launches()] == [(1, 1, 1)]
+
+
+def test_launch_attributes(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path) -> None:
+    changed = {"cluster": [2, 1, 1], "launch": {"pdl": True, "cooperative": True}, "shared_bytes": 100_000}
+    root = part_of_tree(tmp_path, TREE, "rms_norm", **changed)
+    with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
+        library.rms_norm(**norm(4))
+        assert "cuFuncSetAttribute" in fake.names()
+        launch = fake.launches()[0]
+        assert launch.attributes == ((4, 2, 1, 1), (6, 1, 0, 0), (2, 1, 0, 0))
+        assert launch.shared == 100_000
+    too_much = part_of_tree(tmp_path / "b", TREE, "rms_norm", shared_bytes=232_449)
+    with libkiln.Library(c, too_much, "cuda", driver_path=fake.path) as library:
+        with pytest.raises(
+            SelectionError, match=r"needs \d+ bytes of shared memory, the device allows 232448"
+        ):
+            library.rms_norm(**norm(4))
+
+
 def test_no_driver_no_device(c: ctypes.CDLL, fake: FakeCuda) -> None:
     with pytest.raises(UnavailableError, match="no CUDA driver on this machine"):
         libkiln.Library(c, TREE, "cuda", driver_path="/nonexistent/libcuda.so.1")
@@ -127,7 +186,7 @@ def test_no_driver_no_device(c: ctypes.CDLL, fake: FakeCuda) -> None:
     with pytest.raises(UnavailableError, match="found 1 CUDA devices, expected one with ordinal 3"):
         opened(c, fake, "cuda:3")
     fake.c.fake_fail_named(b"cuInit", 100)
-    with pytest.raises(UnavailableError, match="CUDA cannot be used here.*no NVIDIA device"):
+    with pytest.raises(UnavailableError, match=r"CUDA cannot be used here.*no NVIDIA device"):
         opened(c, fake)
     fake.c.fake_fail_named(b"cuInit", 3)
     with pytest.raises(DriverError, match="start workers with spawn"):
@@ -152,7 +211,12 @@ def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
         library.seal()
         fake.reset()
         bound.launch(0x51)
-        assert fake.names() == ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuLaunchKernelEx", "cuCtxPopCurrent_v2"]
+        assert fake.names() == [
+            "cuCtxGetCurrent",
+            "cuCtxPushCurrent_v2",
+            "cuLaunchKernelEx",
+            "cuCtxPopCurrent_v2",
+        ]
         fake.c.fake_push(0)
         fake.reset()
         bound.launch(0x51)
@@ -163,9 +227,9 @@ def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
             assert set(fake.names()) == {"cuCtxGetCurrent", "cuLaunchKernelEx"}
             assert fake.launches()[0].grid[0] == rows
         fake.reset()
+        vectors = {"weight": tensor(256, at=BASE * 2), "bias": tensor(256, at=BASE * 3)}
         with pytest.raises(UnavailableError, match=r"layer_norm\..* is not loaded and the library is sealed"):
-            library.layer_norm(x=tensor(4, 256), weight=tensor(256, at=BASE * 2), bias=tensor(256, at=BASE * 3),
-                               out=tensor(4, 256, at=BASE * 4))  # fmt: skip
+            library.layer_norm(x=tensor(4, 256), out=tensor(4, 256, at=BASE * 4), **vectors)
         assert "cuModuleLoadData" not in fake.names()
         fake.c.fake_pop()
         bound.free()
@@ -174,7 +238,9 @@ def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
 def test_loading_during_capture_is_refused(c: ctypes.CDLL, fake: FakeCuda) -> None:
     with opened(c, fake) as library:
         fake.c.fake_capture(1)
-        with pytest.raises(UnavailableError, match=r"rms_norm\..* is not loaded and its stream is being captured"):
+        with pytest.raises(
+            UnavailableError, match=r"rms_norm\..* is not loaded and its stream is being captured"
+        ):
             library.rms_norm(**norm(), stream=7)
         assert "cuModuleLoadData" not in fake.names()
         fake.c.fake_capture(0)
@@ -202,7 +268,7 @@ def test_kernels_load_once_per_context(c: ctypes.CDLL, fake: FakeCuda) -> None:
 
 def scratch_call(library: libkiln.Library, rows: int) -> libkiln.Call:
     """A bound composite call that needs a temporary of `rows` rows."""
-    op = library.silu_mul_quant_fp8
+    op = library.op("silu_mul_quant_fp8")
     sig = library.signature("silu_mul_quant_fp8")
     operands: dict[str, Any] = {}
     for i, t in enumerate(sig.tensors):

@@ -1,7 +1,6 @@
 """libkiln's reading of indices and manifests: what Python accepts it accepts and understands alike, what
 Python refuses it refuses at the same place."""
 
-import copy
 import json
 import time
 from collections.abc import Iterator
@@ -50,47 +49,31 @@ def test_contradictions_are_refused_with_the_same_words(libkiln_core: Core, name
     assert why in found.message
 
 
-WRONG: list[Json] = [
-    None,
-    True,
-    -1,
-    0,
-    1.0,
-    2**63 - 1,
-    "",
-    "Wrong Type!",
-    "x",
-    [],
-    {},
-    {"a": 1},
-    ["dim", "M"],
-]
+WRONG: list[Json] = [None, True, -1, 1.0, 2**63 - 1, "Wrong Type!", [], {"a": 1}, ["dim", "M"]]
 
 
-def damaged(document: Json) -> Iterator[Json]:
-    """The document with each of its values gone, renamed, doubled or replaced by a wrong one."""
+def damaged(document: Json) -> Iterator[bytes]:
+    """The document with each of its values gone, doubled, added to, or replaced by a wrong one."""
     for path in list(places(document)):
-        for wrong in WRONG:
-            changed = copy.deepcopy(document)
-            parent(changed, path)[path[-1]] = wrong
-            yield changed
-        missing = copy.deepcopy(document)
-        del parent(missing, path)[path[-1]]
-        yield missing
-        more = copy.deepcopy(document)
-        target = parent(more, path)[path[-1]]
-        if isinstance(target, dict):
-            target["surprise"] = 1
-        elif isinstance(target, list):
-            target.extend(target[-1:])
+        inside, key = parent(document, path), path[-1]
+        original = inside[key]
+        more = {**original, "surprise": 1} if isinstance(original, dict) else original
+        more = original + original[-1:] if isinstance(original, list) else more
+        for wrong in (*WRONG, more):
+            inside[key] = wrong
+            yield text_of(document)
+        inside[key] = original
+        del inside[key]
+        yield text_of(document)
+        if isinstance(inside, dict):
+            inside[key] = original
         else:
-            continue
-        yield more
+            inside.insert(key, original)
 
 
 def test_every_value_of_another_kind_has_the_same_verdict(libkiln_core: Core) -> None:
-    refused = sum(agrees(libkiln_core, text_of(d)) != ACCEPTED for d in damaged(rich()))
-    assert refused > 3000
+    refused = sum(agrees(libkiln_core, data) != ACCEPTED for data in damaged(rich()))
+    assert refused > 2000
 
 
 @pytest.mark.parametrize(
@@ -183,8 +166,8 @@ def test_other_top_types_have_the_same_verdict(libkiln_core: Core, document: Jso
 
 
 def test_every_value_of_an_index_has_the_same_verdict(libkiln_core: Core) -> None:
-    more = [{**index(), "targets": {"../x": {}}}, {**index(), "targets": {}}]
-    verdicts = [index_agrees(libkiln_core, text_of(document)) for document in (*damaged(index()), *more)]
+    more = [text_of({**index(), "targets": targets}) for targets in ({"../x": {}}, {})]
+    verdicts = [index_agrees(libkiln_core, data) for data in (*damaged(index()), *more)]
     assert sum(v != ACCEPTED for v in verdicts) > 80
 
 

@@ -1,179 +1,94 @@
-"""Every request to the system and to the driver failing in turn: a typed error, and nothing left behind."""
+"""Every allocation, open and read failing in turn: a typed error, nothing leaked, no descriptor left open."""
+
+from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from kiln.runtime.errors import (
-    DriverError,
-    IntegrityError,
-    KilnError,
-    SelectionError,
-    TargetError,
-    UnavailableError,
-)
-from kiln.runtime.manifest import parse_manifest
-from kiln.tests.runtime.c import libkiln
-from kiln.tests.runtime.c.fake import FakeCuda
-from kiln.tests.runtime.c.test_cuda_calls import TREE, norm, scratch_call
-from kiln.tests.runtime.trees import write_tree
+from kiln.runtime.manifest import canonical_json
+from kiln.tests.cubins import compiled, shared_object
+from kiln.tests.runtime.c.core_build import ACCEPTED, HERE, Core, Verdict, build
+from kiln.tests.runtime.c.documents import rich
+from kiln.tests.runtime.c.test_trees import archive
+from kiln.tests.runtime.test_manifest import index
+from kiln.tests.runtime.test_verify import tree
+from kiln.tests.trees import C_SOURCE
 
-WRAPPED = ("malloc", "calloc", "realloc", "posix_memalign", "free", "read", "write", "open", "openat",
-           "memfd_create", "dlopen")  # fmt: skip
-TYPED = (libkiln.OutOfMemoryError, IntegrityError, UnavailableError, TargetError, SelectionError, DriverError)
-"""Without the features of /proc/cpuinfo only baselines run, so that a call may find nothing."""
+__all__ = ["tree"]  # a fixture
 
 
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """libkiln with the system's answers under control."""
-    path = tmp_path_factory.mktemp("faulty") / "libkiln.so"
-    wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
-    source = Path(__file__).with_name("fault.c")
-    found = libkiln.opened(libkiln.build(path, *wraps, extra=(source,), optimize="-O1"))
-    for name in ("fault_requests", "fault_live"):
-        getattr(found, name).restype = ctypes.c_long
-    return found
+@pytest.fixture(scope="session")
+def faulty_core(tmp_path_factory: pytest.TempPathFactory) -> Core:
+    """The core whose allocations, each piece of an arena one, and system calls can be made to fail."""
+    options = [
+        "-D_POSIX_C_SOURCE=200809L",
+        "-DALONE=1",
+        "-include",
+        str(HERE / "faulty.h"),
+        str(HERE / "faulty.c"),
+    ]
+    return Core(build(tmp_path_factory.mktemp("faulty_core"), *options))
 
 
-@pytest.fixture(scope="module")
-def cuda_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small part of the committed tree: a norm, and a plan with a temporary."""
-    m = json.loads((TREE / "sm_90a" / "MANIFEST.json").read_bytes())
-    plans = [p for p in m["recipes"] if p["op"] == "silu_mul_quant_fp8"]
-    ops = {"rms_norm", "silu_mul_quant_fp8", *(s["op"] for p in plans for s in p["steps"])}
-    kernels = [k for k in m["kernels"] if k["op"] in ops and k["tier"] == "generated"]
-    part = {**m, "kernels": kernels, "recipes": plans, "ops": {n: m["ops"][n] for n in ops}, "sources": {}}
-    files = {k["file"]: (TREE / "sm_90a" / k["file"]).read_bytes() for k in kernels}
-    return write_tree(tmp_path_factory.mktemp("cuda"), {"sm_90a": part}, files)
+def counter(core: Core, name: str) -> ctypes.c_int:
+    return ctypes.c_int.in_dll(core.lib, name)
 
 
-@pytest.fixture
-def fake(tmp_path: Path, cuda_tree: Path) -> FakeCuda:
-    """The stand-in for libcuda, which knows that tree."""
-    made = FakeCuda(tmp_path)
-    made.know(cuda_tree, parse_manifest((cuda_tree / "sm_90a" / "MANIFEST.json").read_bytes()))
-    return made
+def live(core: Core) -> int:
+    return ctypes.c_long.in_dll(core.lib, "test_live").value
 
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def on_cpu(c: ctypes.CDLL, tree: Path) -> None:
-    """Everything a library does on the CPU."""
-    x, y = np.ones((5, 7), np.float32), np.ones((5, 7), np.float32)
-    with libkiln.Library(c, tree, threads=2) as library:
-        library.register("negate", "mine", lambda values, stream: libkiln.DECLINED, priority=5)
-        library.disable("nothing_of_this_name")
-        assert np.array_equal(library.scale_negate(x, y), -3 * x)
-        assert np.array_equal(library.negate(x), -x)
-        call = library.scale_negate.bind(x, y)
-        try:
-            call.launch()
-            call.rebind(x=y)
-            call.launch()
-            library.scale_negate.explain(x, y)
-            library.call("kiln_set_scratch", library.handle, None, None, 4096)
-        finally:
-            call.free()
-        library.prepare()
+READERS: dict[str, Callable[[Core, Path], Verdict]] = {
+    "json": lambda core, _: core.json(canonical_json({str(i): [i] for i in range(100)})),
+    "manifest": lambda core, _: core.manifest_verdict(canonical_json(rich())),
+    "index": lambda core, _: core.index(canonical_json(index()))[0],
+    "cubin": lambda core, _: core.artifact("sm_90a", compiled()["scaled_sum", "sm_90a"].data),
+    "object": lambda core, _: core.artifact("cpu-x86_64", shared_object(C_SOURCE)),
+    "tree": lambda core, root: core.verify(root)[0],
+    "archive": lambda core, root: core.verify(archive(root))[0],
+}
 
 
-def on_cuda(c: ctypes.CDLL, tree: Path, fake: FakeCuda) -> None:
-    """Everything a library does on CUDA."""
-    with libkiln.Library(c, tree, "cuda", driver_path=fake.path, poison_scratch=1) as library:
-        library.rms_norm(**norm(), stream=3)
-        calls = []
-        try:
-            for rows in (64, 1 << 14):
-                calls.append(scratch_call(library, rows))
-                calls[-1].launch(7)
-            library.call("kiln_set_scratch", library.handle, 8, None, 1 << 20)
-        finally:
-            for call in calls:
-                call.free()
+@pytest.mark.parametrize("name", READERS)
+def test_every_allocation_may_fail(faulty_core: Core, tree: Path, name: str) -> None:
+    read, left = READERS[name], counter(faulty_core, "test_fail_alloc")
+    before, opened, failures = live(faulty_core), descriptors(), 0
+    while True:
+        left.value = failures
+        verdict = read(faulty_core, tree)
+        left.value, unused = -1, left.value
+        assert (live(faulty_core), descriptors()) == (before, opened)
+        if unused >= 0:
+            break
+        assert verdict.code == "MemoryError", failures
+        failures += 1 + failures // 100
+    assert verdict == ACCEPTED
+    assert failures > 10
 
 
-def each_failing(c: ctypes.CDLL, run: Callable[[], None], numbers: tuple[int, ...], step: int = 1) -> tuple[int, int]:
-    """Run with the n-th request failing for every n; how many there are, and how many were refused."""
-    run()
-    before = descriptors()
-    assert c.fault_live() == 0
-    c.fault_at(ctypes.c_long(-1), 0)
-    run()
-    total, refused = c.fault_requests(), 0
-    for nth in range(0, total, step):
-        for number in numbers:
-            c.fault_at(ctypes.c_long(nth), number)
-            try:
-                run()
-            except TYPED:
-                refused += 1
-            assert c.fault_live() == 0, nth
-            assert descriptors() == before, nth
-    c.fault_at(ctypes.c_long(-1), 0)
-    run()
-    return total, refused
-
-
-def test_every_request_on_the_cpu(faulty: ctypes.CDLL, tree: Path) -> None:
-    total, refused = each_failing(faulty, lambda: on_cpu(faulty, tree), (errno.ENOMEM, errno.EIO))
-    assert total > 40
-    # What can do without does: a block of /proc/cpuinfo, a memory file.
-    assert refused > total
-
-
-def test_every_request_on_cuda(faulty: ctypes.CDLL, cuda_tree: Path, fake: FakeCuda) -> None:
-    def run() -> None:
-        try:
-            on_cuda(faulty, cuda_tree, fake)
-        finally:
-            assert fake.live() == (0, 0, 0)
-            assert fake.c.fake_depth() == 0
-
-    total, refused = each_failing(faulty, run, (errno.ENOMEM,))
-    assert total > 40
-    assert refused > total / 2
-
-
-@pytest.mark.parametrize("code", [2, 4, 700, 999])
-def test_every_driver_call(faulty: ctypes.CDLL, cuda_tree: Path, fake: FakeCuda, code: int) -> None:
-    def run() -> None:
-        try:
-            on_cuda(faulty, cuda_tree, fake)
-        finally:
-            assert fake.c.fake_depth() == 0
-
-    fake.reset()
-    run()
-    names = fake.names()
-    closing = {"cuModuleUnload", "cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2", "cuCtxPopCurrent_v2"}
-    for nth, name in enumerate(names):
-        fake.reset()
-        fake.c.fake_fail(ctypes.c_long(nth), code)
-        refused: Any = None
-        before = fake.live()
-        try:
-            run()
-        except KilnError as e:
-            refused = e
-        assert faulty.fault_live() == 0, (nth, name)
-        if name not in closing:
-            late = nth > max(i for i, n in enumerate(names) if n == "cuLaunchKernelEx")
-            assert late or isinstance(refused, DriverError), (nth, name, refused)
-            if isinstance(refused, DriverError):
-                assert refused.code == code
-                assert "cu" in str(refused)
-        memory, modules, contexts = (now - then for now, then in zip(fake.live(), before, strict=True))
-        # A context that cannot be entered any more took its modules and memory with it.
-        assert contexts <= (name == "cuDevicePrimaryCtxRelease_v2"), (nth, name)
-        if name not in ("cuCtxGetCurrent", "cuCtxPushCurrent_v2"):
-            assert (memory, modules) == (0, 0), (nth, name)
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENFILE, errno.ENOMEM])
+def test_every_system_call_may_fail(faulty_core: Core, tree: Path, number: int) -> None:
+    left = counter(faulty_core, "test_fail_call")
+    counter(faulty_core, "test_fail_errno").value = number
+    before, opened, failures = live(faulty_core), descriptors(), 0
+    while True:
+        left.value = failures
+        verdict, faults = faulty_core.verify(tree)
+        left.value, unused = -1, left.value
+        assert (live(faulty_core), descriptors()) == (before, opened)
+        if unused >= 0:
+            break
+        assert verdict != ACCEPTED or faults != []
+        assert verdict.code in ("accepted", "UnavailableError", "IntegrityError", "MemoryError")
+        failures += 1
+    assert (verdict, faults) == (ACCEPTED, [])
+    assert failures > 30
