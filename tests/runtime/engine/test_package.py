@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import re
 import shutil
 import subprocess
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from kiln.tests.support.readme import block, session
 from kiln.tools.trees import shipped
 
 TREE = shipped()
+HERE = f"cpu-{platform.machine()}"
 
 
 def version() -> str:
@@ -86,11 +90,31 @@ def test_the_engine_refuses_a_folder_that_is_no_tree(engine: Path, tmp_path: Pat
     assert "INDEX.json" in refused([engine, "cpu", tmp_path])
 
 
+def test_the_engine_tells_a_device_that_computes_nothing(engine: Path, tmp_path: Path) -> None:
+    """The CUDA path as far as it goes without a GPU: memory, binding and launching go through the driver."""
+    source = Path(__file__).with_name("idle_cuda.c")
+    run(["cc", "-std=gnu11", "-w", "-shared", "-fPIC", source, "-o", "libcuda.so.1", "-pthread"], tmp_path)
+    command = [engine, "cuda", TREE]
+    done = subprocess.run(
+        command, env={"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1, done.stderr
+    assert re.match(r"cuda: norm .* fp8 0 0 0, [1-9]\d* wrong\nsilu_mul on cuda:0", done.stdout), done.stdout
+    assert "ran bf16_n5120\n" in done.stdout
+
+
+def test_the_engine_says_that_there_is_no_driver(engine: Path) -> None:
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        pytest.skip("this machine has a CUDA driver")
+    assert "no CUDA driver on this machine" in refused([engine, "cuda", TREE])
+
+
 def small_tree(folder: Path) -> Path:
     """A copy of the shipped tree with the one target that this machine runs."""
     folder.mkdir()
     shutil.copy(TREE / "INDEX.json", folder)
-    shutil.copytree(TREE / "cpu-x86_64", folder / "cpu-x86_64")
+    shutil.copytree(TREE / HERE, folder / HERE)
     return folder
 
 
@@ -106,7 +130,7 @@ def test_the_engine_refuses_another_tree_than_its_header_was_written_for(
 
 def test_the_engine_refuses_a_kernel_that_was_changed(engine: Path, tmp_path: Path) -> None:
     tree = small_tree(tmp_path / "tree")
-    for kernel in (tree / "cpu-x86_64").glob("silu_mul.*.so"):
+    for kernel in (tree / HERE).glob("silu_mul.*.so"):
         data = bytearray(kernel.read_bytes())
         data[-1] ^= 1
         kernel.write_bytes(data)
