@@ -94,7 +94,7 @@ def test_the_engine_tells_a_device_that_computes_nothing(engine: Path, tmp_path:
     """The CUDA path as far as it goes without a GPU: memory, binding and launching go through the driver."""
     source = Path(__file__).with_name("idle_cuda.c")
     run(["cc", "-std=gnu11", "-w", "-shared", "-fPIC", source, "-o", "libcuda.so.1", "-pthread"], tmp_path)
-    command = [engine, "cuda", TREE]
+    command: list[str | Path] = [engine, "cuda", TREE]
     done = subprocess.run(
         command, env={"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
     )
