@@ -32,8 +32,8 @@ function(kiln_embed_tree target tree)
   endforeach()
   _kiln_language(extension)
   set(folder "${CMAKE_CURRENT_BINARY_DIR}/kiln_embed/${target}")
-  configure_file("${_KILN_EMBED_DIR}/kilnEmbeddedTree.h.in" "${folder}/${name}.h" @ONLY)
-  configure_file("${_KILN_EMBED_DIR}/kilnEmbeddedTree.c.in" "${folder}/${name}.${extension}" @ONLY)
+  configure_file("${CMAKE_CURRENT_FUNCTION_LIST_DIR}/kilnEmbeddedTree.h.in" "${folder}/${name}.h" @ONLY)
+  configure_file("${CMAKE_CURRENT_FUNCTION_LIST_DIR}/kilnEmbeddedTree.c.in" "${folder}/${name}.${extension}" @ONLY)
   # INDEX.json pins every other file: when it changes, sizes and checksums are made anew.
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${tree}/INDEX.json")
   # An archive of LTO objects does not list the symbols of assembly. Strings as long as this are no ISO C.
@@ -42,8 +42,6 @@ function(kiln_embed_tree target tree)
   target_sources(${target} PRIVATE "${folder}/${name}.${extension}")
   target_include_directories(${target} PUBLIC "$<BUILD_INTERFACE:${folder}>")
 endfunction()
-
-set(_KILN_EMBED_DIR "${CMAKE_CURRENT_LIST_DIR}")
 
 # The files to embed, relative to the tree: INDEX.json, then each target's. Evidence is for people.
 function(_kiln_tree_files result tree)

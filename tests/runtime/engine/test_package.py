@@ -200,6 +200,8 @@ def test_an_installation_of_another_version_is_refused(engines: Engines, tmp_pat
 
 def test_it_is_a_subdirectory_of_an_engine_too(engines: Engines, tmp_path: Path) -> None:
     source = consumer(tmp_path / "source", f"add_subdirectory({SOURCE} kiln EXCLUDE_FROM_ALL)")
+    with (source / "CMakeLists.txt").open("a") as file:
+        file.write(f"kiln_embed_tree(quick {TREE} TARGETS {HERE})\n")
     engines.configure(source, tmp_path / "build", "-G", "Unix Makefiles")
     targets = engines.run("cmake", "--build", tmp_path / "build", "--target", "help")
     assert {"kiln_static", "kiln_shared", "quick"} <= set(re.findall(r"\w+", targets))
