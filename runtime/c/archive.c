@@ -6,8 +6,18 @@
 #include "tree.h"
 
 enum { BLOCK = 512, MAX_PATH = 1024 };
-enum { NAME_AT = 0, NAME_ROOM = 100, SIZE_AT = 124, SIZE_ROOM = 12, SUM_AT = 148, SUM_ROOM = 8, TYPE_AT = 156, MAGIC_AT = 257, PREFIX_AT = 345,
-       PREFIX_ROOM = 155 };
+enum {
+  NAME_AT = 0,
+  NAME_ROOM = 100,
+  SIZE_AT = 124,
+  SIZE_ROOM = 12,
+  SUM_AT = 148,
+  SUM_ROOM = 8,
+  TYPE_AT = 156,
+  MAGIC_AT = 257,
+  PREFIX_AT = 345,
+  PREFIX_ROOM = 155
+};
 static const char USTAR[8] = {'u', 's', 't', 'a', 'r', 0, '0', '0'}, GNU[8] = {'u', 's', 't', 'a', 'r', ' ', ' ', 0};
 
 typedef struct {
@@ -21,7 +31,8 @@ typedef struct {
 
 static bool refuse(tar_reader *t, const char *why) {
   if (t->code == KILN_OK)
-    t->code = kiln_fail(t->error, KILN_INTEGRITY, "The embedded tree at byte %zu: %s; make the archive again with cmake -E tar.", t->at, why);
+    t->code = kiln_fail(t->error, KILN_INTEGRITY, "The embedded tree at byte %zu: %s; make the archive again with cmake -E tar.",
+                        t->at, why);
   return false;
 }
 
@@ -51,7 +62,8 @@ static bool check_header(tar_reader *t, const uint8_t *header, uint64_t *size) {
   uint64_t told, sum = SUM_ROOM * ' ';
   for (int i = 0; i < BLOCK; ++i) sum += i < SUM_AT || i >= SUM_AT + SUM_ROOM ? header[i] : 0;
   if (!octal(header + SUM_AT, SUM_ROOM, &told) || told != sum) return refuse(t, "a header's checksum is wrong");
-  if (memcmp(header + MAGIC_AT, USTAR, 8) != 0 && memcmp(header + MAGIC_AT, GNU, 8) != 0) return refuse(t, "no ustar or GNU header");
+  if (memcmp(header + MAGIC_AT, USTAR, 8) != 0 && memcmp(header + MAGIC_AT, GNU, 8) != 0)
+    return refuse(t, "no ustar or GNU header");
   if (!octal(header + SIZE_AT, SIZE_ROOM, size)) return refuse(t, "a size that is no octal number");
   return *size <= t->bytes - t->at - BLOCK || refuse(t, "an entry goes on behind the end of the archive");
 }
@@ -141,7 +153,9 @@ static bool read_entries(tar_reader *t, archive *out) {
   return refuse(t, "no end mark");
 }
 
-static int compare_paths(const void *a, const void *b) { return strcmp(((const archive_entry *)a)->path, ((const archive_entry *)b)->path); }
+static int compare_paths(const void *a, const void *b) {
+  return strcmp(((const archive_entry *)a)->path, ((const archive_entry *)b)->path);
+}
 
 const archive_entry *kiln_archive_find(const archive *a, const char *path) {
   archive_entry key = {.path = path};

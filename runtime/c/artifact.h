@@ -5,7 +5,15 @@
 #include "core.h"
 
 /* ---- containers (elf.c): little-endian ELF64 ---- */
-enum { SHT_SYMTAB = 2, SHT_STRTAB = 3, SHT_DYNAMIC = 6, SHT_NOBITS = 8, SHT_DYNSYM = 11, SHN_LORESERVE = 0xFF00, ELF_MAX_NAME = 4096 };
+enum {
+  SHT_SYMTAB = 2,
+  SHT_STRTAB = 3,
+  SHT_DYNAMIC = 6,
+  SHT_NOBITS = 8,
+  SHT_DYNSYM = 11,
+  SHN_LORESERVE = 0xFF00,
+  ELF_MAX_NAME = 4096
+};
 
 typedef struct {
   const char *name;
@@ -29,7 +37,8 @@ typedef struct {
   uint32_t *by_name; /* section indices in the order of their names, which are unique */
 } elf;
 
-/* The container of `data`, which must outlive it. False, with e->code set: no whole, self-consistent ELF64 file of at most 64 MiB. */
+/* The container of `data`, which must outlive it. False, with e->code set: no whole, self-consistent ELF64 file of at most 64 MiB.
+ */
 bool kiln_elf_read(elf *e, span file);
 /* The section named `prefix` and `name` together. */
 const elf_section *kiln_elf_find(const elf *e, const char *prefix, const char *name);

@@ -208,7 +208,8 @@ static bool check_returns(checker *c, const raw_op *op) {
     good = good && tensor >= 0 && op->op.tensors[tensor].role != ROLE_IN;
     for (uint32_t k = 0; k < i; ++k) good = good && strcmp(op->returns[i], op->returns[k]) != 0;
   }
-  return (good && op->return_count == written) || fault(c, "returns %s and so on, expected each written operand once.", op->returns[0]);
+  return (good && op->return_count == written) ||
+         fault(c, "returns %s and so on, expected each written operand once.", op->returns[0]);
 }
 
 static bool same_attr(const attr_value *a, const attr_value *b) {
@@ -263,8 +264,8 @@ static bool check_pointers(checker *c, const raw_op *op, manifest_kernel *k) {
       return fault(c, "param %s points to '%s', which is no tensor or scratch of the op.", p->name, p->operand);
     operand_role role = op->op.tensors[p->tensor].role;
     if ((role == ROLE_OUT && !p->writes) || (role == ROLE_IN && p->writes))
-      return fault(c, "param %s is a %s of the %s operand %s; expected the access to fit the role.", p->name, p->writes ? "write" : "read",
-                   roles[role], p->operand);
+      return fault(c, "param %s is a %s of the %s operand %s; expected the access to fit the role.", p->name,
+                   p->writes ? "write" : "read", roles[role], p->operand);
   }
   return true;
 }
@@ -282,7 +283,8 @@ static bool is_bound_to(const raw_op *op, const raw_plan *plan, const char *name
   return kiln_tensor_index(&op->op, name) >= 0 || kiln_temp_index(plan, name) >= 0;
 }
 
-static bool check_binds(checker *c, const raw_op *op, const raw_plan *plan, const raw_step *step, uint32_t number, const raw_op *callee) {
+static bool check_binds(checker *c, const raw_op *op, const raw_plan *plan, const raw_step *step, uint32_t number,
+                        const raw_op *callee) {
   bool complete = step->bind_count == callee->op.tensor_count;
   for (uint32_t i = 0; i < step->bind_count; ++i) complete = complete && kiln_tensor_index(&callee->op, step->bind[i].name) >= 0;
   if (!complete) return fault(c, "step %" PRIu32 " binds other names; expected the tensors of %s.", number, step->op);

@@ -10,12 +10,12 @@ static inline kiln_code kiln_no_memory(kiln_error *error) {
   return kiln_fail(error, KILN_MEMORY, "The system has no memory left; close something or give this process more.");
 }
 
-/* The double next to a decimal number of JSON's grammar (at most 64 characters), ties to even; false if it is infinite. The locale and
- * the rounding mode of the process play no part. */
+/* The double next to a decimal number of JSON's grammar (at most 64 characters), ties to even; false if it is infinite. The locale
+ * and the rounding mode of the process play no part. */
 bool kiln_decimal(const char *text, size_t length, double *out);
 
-/* A text as Python's ascii() shows it, without the quotes around it: cut, with three dots at the end, to fewer than `room` (12 and more)
- * bytes and a zero. Returns its length. */
+/* A text as Python's ascii() shows it, without the quotes around it: cut, with three dots at the end, to fewer than `room` (12 and
+ * more) bytes and a zero. Returns its length. */
 size_t kiln_ascii(const char *text, size_t bytes, char *out, size_t room);
 /* The bytes of the UTF-8 character at `c`; 0 if it is none: a surrogate, overlong, over U+10FFFF. */
 size_t kiln_utf8_length(const uint8_t *c, const uint8_t *end);

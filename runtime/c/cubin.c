@@ -9,8 +9,18 @@
 enum { EM_CUDA = 190, ET_EXEC = 2, OLD_OSABI = 0x33, OLD_VERSION = 7, NEW_OSABI = 0x41, NEW_VERSION = 8 };
 enum { STB_GLOBAL = 1, STT_FUNC = 2, STO_CUDA_ENTRY = 0x10, RESERVED_SHARED = 1024, MAX_SHARED = 1 << 20 };
 /* Attributes of .nv.info and its like. */
-enum { MAX_THREADS = 0x05, ACCELERATOR = 0x09, REQNTID = 0x10, FRAME_SIZE = 0x11, MIN_STACK = 0x12, KPARAM = 0x17, CBANK_SIZE = 0x19,
-       REGCOUNT = 0x2F, CTA_PER_CLUSTER = 0x3D, KPARAM_V2 = 0x45 };
+enum {
+  MAX_THREADS = 0x05,
+  ACCELERATOR = 0x09,
+  REQNTID = 0x10,
+  FRAME_SIZE = 0x11,
+  MIN_STACK = 0x12,
+  KPARAM = 0x17,
+  CBANK_SIZE = 0x19,
+  REGCOUNT = 0x2F,
+  CTA_PER_CLUSTER = 0x3D,
+  KPARAM_V2 = 0x45
+};
 enum { NOTE_CUINFO = 1000, NOTE_TKINFO = 2000, NOTE_HEADER = 24, PARAM_RECORD = 12 };
 
 /* ---- format/attribute/value records ---- */
@@ -26,10 +36,12 @@ static bool next_record(elf *e, records *r, record *out) {
   if (left == 0) return false;
   if (left < 4) return kiln_elf_refuse(e, "section '%.200s' ends within the record at byte %zu", r->section->name, r->at);
   *out = (record){p[1], kiln_u16(p + 2), {p + 4, 0}};
-  if (p[0] < 1 || p[0] > 4) return kiln_elf_refuse(e, "section '%.200s' has a record of format %d, expected 1 to 4", r->section->name, p[0]);
+  if (p[0] < 1 || p[0] > 4)
+    return kiln_elf_refuse(e, "section '%.200s' has a record of format %d, expected 1 to 4", r->section->name, p[0]);
   if (p[0] == 4) out->payload.bytes = out->small;
   if (out->payload.bytes > left - 4)
-    return kiln_elf_refuse(e, "a record of section '%.200s' has %" PRIu32 " bytes, %zu are left", r->section->name, out->small, left - 4);
+    return kiln_elf_refuse(e, "a record of section '%.200s' has %" PRIu32 " bytes, %zu are left", r->section->name, out->small,
+                           left - 4);
   r->at += 4 + out->payload.bytes;
   return true;
 }
@@ -45,9 +57,11 @@ static bool read_note(elf *e, const char *name, uint32_t kind, span *out) {
   span body = kiln_elf_body(e, section);
   if (body.bytes < NOTE_HEADER) return kiln_elf_refuse(e, "note '%s' has %zu bytes, expected 24 and more", name, body.bytes);
   uint32_t namesz = kiln_u32(body.data), descsz = kiln_u32(body.data + 4), found = kiln_u32(body.data + 8);
-  if (namesz != sizeof vendor || found != kind || memcmp(body.data + 12, vendor, sizeof vendor) != 0 || descsz > body.bytes - NOTE_HEADER)
-    return kiln_elf_refuse(e, "note '%s' has name size %" PRIu32 ", type %" PRIu32 ", %" PRIu32 " bytes in %zu: expected type %" PRIu32, name,
-                           namesz, found, descsz, body.bytes, kind);
+  if (namesz != sizeof vendor || found != kind || memcmp(body.data + 12, vendor, sizeof vendor) != 0 ||
+      descsz > body.bytes - NOTE_HEADER)
+    return kiln_elf_refuse(
+        e, "note '%s' has name size %" PRIu32 ", type %" PRIu32 ", %" PRIu32 " bytes in %zu: expected type %" PRIu32, name, namesz,
+        found, descsz, body.bytes, kind);
   *out = (span){body.data + NOTE_HEADER, descsz};
   return true;
 }
@@ -81,8 +95,8 @@ static bool told_arch(const char *options, uint32_t *sm, char *suffix) {
   return false;
 }
 
-/* Two places hold the suffix: a flag (the old layout, and 12.9 in the new one) or .nv.compat (13.x, which leaves the flag clear). Neither
- * knows `f`: that stands in the assembler's option string alone. */
+/* Two places hold the suffix: a flag (the old layout, and 12.9 in the new one) or .nv.compat (13.x, which leaves the flag clear).
+ * Neither knows `f`: that stands in the assembler's option string alone. */
 static bool read_architecture(elf *e, bool old, cubin *out) {
   bool accelerated = (e->flags & (old ? 0x800 : 0x8)) != 0;
   out->sm = old ? e->flags & 0xFF : e->flags >> 8 & 0xFF;
@@ -98,7 +112,8 @@ static bool read_architecture(elf *e, bool old, cubin *out) {
   if (!tool_strings(e, &release, &options)) return false;
   if (told_arch(options, &sm, told)) {
     if (sm != out->sm || (told[0] == 'a') != accelerated)
-      return kiln_elf_refuse(e, "the header says sm_%" PRIu32 "%s, the assembler's options say sm_%" PRIu32 "%s", out->sm, suffix, sm, told);
+      return kiln_elf_refuse(e, "the header says sm_%" PRIu32 "%s, the assembler's options say sm_%" PRIu32 "%s", out->sm, suffix,
+                             sm, told);
     suffix[0] = told[0];
   }
   snprintf(out->arch, sizeof out->arch, "sm_%" PRIu32 "%s", out->sm, suffix);
@@ -149,7 +164,8 @@ static bool read_facts(elf *e, uint32_t symbols, symbol_facts **out) {
     if (fact < 0) continue;
     if (r.payload.bytes != 8) return kiln_elf_refuse(e, "attribute %#x has %zu bytes, expected 8", r.attr, r.payload.bytes);
     uint32_t symbol = kiln_u32(r.payload.data), value = kiln_u32(r.payload.data + 4);
-    if (symbol >= symbols) return kiln_elf_refuse(e, "attribute %#x is of symbol %" PRIu32 ", but there are %" PRIu32, r.attr, symbol, symbols);
+    if (symbol >= symbols)
+      return kiln_elf_refuse(e, "attribute %#x is of symbol %" PRIu32 ", but there are %" PRIu32, r.attr, symbol, symbols);
     if (facts[symbol].has[fact] && facts[symbol].value[fact] != value)
       return kiln_elf_refuse(e, "attribute %#x of symbol %" PRIu32 " is given twice", r.attr, symbol);
     facts[symbol].has[fact] = true;
@@ -170,18 +186,21 @@ static int compare_params(const void *a, const void *b) {
 static bool order_params(elf *e, cubin_kernel *k, uint32_t total) {
   if (k->param_count != 0) qsort(k->params, k->param_count, sizeof *k->params, compare_params);
   for (uint32_t i = 0; i < k->param_count; ++i) {
-    if (k->params[i].ordinal != i) return kiln_elf_refuse(e, "kernel '%.200s' numbers its parameters not 0, 1, 2 and so on", k->name);
+    if (k->params[i].ordinal != i)
+      return kiln_elf_refuse(e, "kernel '%.200s' numbers its parameters not 0, 1, 2 and so on", k->name);
   }
   uint32_t end = 0;
   for (uint32_t i = 0; i < k->param_count; ++i) {
     const cubin_param *p = &k->params[i];
     if (p->offset < end || p->size == 0)
-      return kiln_elf_refuse(e, "kernel '%.200s': parameter %" PRIu32 " has %" PRIu32 " bytes at %" PRIu32 ", expected %" PRIu32 "+", k->name, i,
-                             p->size, p->offset, end);
+      return kiln_elf_refuse(e,
+                             "kernel '%.200s': parameter %" PRIu32 " has %" PRIu32 " bytes at %" PRIu32 ", expected %" PRIu32 "+",
+                             k->name, i, p->size, p->offset, end);
     end = p->offset + p->size;
   }
-  return end == total || kiln_elf_refuse(e, "kernel '%.200s': its parameters end at byte %" PRIu32 ", its parameter block at %" PRIu32, k->name,
-                                         end, total);
+  return end == total ||
+         kiln_elf_refuse(e, "kernel '%.200s': its parameters end at byte %" PRIu32 ", its parameter block at %" PRIu32, k->name,
+                         end, total);
 }
 
 static bool read_param(elf *e, cubin_kernel *k, const record *r) {
@@ -238,8 +257,8 @@ static bool read_shared(elf *e, uint32_t sm, cubin_kernel *k) {
   uint64_t reserved = sm >= 90 ? RESERVED_SHARED : 0;
   if (section == NULL) return true;
   if (section->size < reserved || section->size > MAX_SHARED + reserved)
-    return kiln_elf_refuse(e, "kernel '%.200s' has %" PRIu64 " bytes of shared memory, expected %" PRIu64 " to %" PRIu64, k->name, section->size,
-                           reserved, MAX_SHARED + reserved);
+    return kiln_elf_refuse(e, "kernel '%.200s' has %" PRIu64 " bytes of shared memory, expected %" PRIu64 " to %" PRIu64, k->name,
+                           section->size, reserved, MAX_SHARED + reserved);
   k->static_shared = section->size - reserved;
   return true;
 }
@@ -248,8 +267,8 @@ static bool read_kernel(elf *e, uint32_t sm, const elf_symbol *symbol, const sym
   k->name = symbol->name;
   const elf_section *text = symbol->section < SHN_LORESERVE ? &e->sections[symbol->section] : NULL;
   if (k->name[0] == 0 || text == NULL || text != kiln_elf_find(e, ".text.", k->name))
-    return kiln_elf_refuse(e, "kernel '%.200s' has its code in '%.200s', expected '.text.%.200s'", k->name, text == NULL ? "" : text->name,
-                           k->name);
+    return kiln_elf_refuse(e, "kernel '%.200s' has its code in '%.200s', expected '.text.%.200s'", k->name,
+                           text == NULL ? "" : text->name, k->name);
   const elf_section *info = kiln_elf_find(e, ".nv.info.", k->name);
   if (info == NULL || !facts->has[0])
     return kiln_elf_refuse(e, "kernel '%.200s' has no register count or no section '.nv.info.%.200s'", k->name, k->name);
@@ -308,7 +327,8 @@ bool kiln_cubin_read(elf *e, span file, cubin *out) {
   if (!kiln_elf_read(e, file)) return false;
   if (e->machine != EM_CUDA) return kiln_elf_refuse(e, "machine %d, expected %d (CUDA)", e->machine, EM_CUDA);
   if (e->kind != ET_EXEC)
-    return kiln_elf_refuse(e, "ELF type %d, expected %d: only linked cubins can be loaded, a relocatable one cannot", e->kind, ET_EXEC);
+    return kiln_elf_refuse(e, "ELF type %d, expected %d: only linked cubins can be loaded, a relocatable one cannot", e->kind,
+                           ET_EXEC);
   bool old = e->osabi == OLD_OSABI && e->abi_version == OLD_VERSION;
   if (!old && !(e->osabi == NEW_OSABI && e->abi_version == NEW_VERSION))
     return kiln_elf_refuse(e, "CUDA ABI %#x version %d, expected 0x33 version 7 or 0x41 version 8", e->osabi, e->abi_version);

@@ -1,7 +1,7 @@
 /* Verification of Ed25519 signatures as RFC 8032 has it, without the cofactor: [S]B - [k]A must encode to R.
  *
- * The field is integers modulo p = 2^255 - 19 in five limbs of 51 bits; points are extended coordinates on -x^2 + y^2 = 1 + d x^2 y^2,
- * whose one addition formula holds for every two points, equal ones and the neutral one included. */
+ * The field is integers modulo p = 2^255 - 19 in five limbs of 51 bits; points are extended coordinates on -x^2 + y^2 = 1 + d x^2
+ * y^2, whose one addition formula holds for every two points, equal ones and the neutral one included. */
 #include "ed25519.h"
 
 #include <string.h>
@@ -98,7 +98,8 @@ static void to_bytes(fe a, uint8_t out[32]) {
     a.v[i] &= MASK;
   }
   a.v[4] &= MASK;
-  const uint64_t w[4] = {a.v[0] | a.v[1] << 51, a.v[1] >> 13 | a.v[2] << 38, a.v[2] >> 26 | a.v[3] << 25, a.v[3] >> 39 | a.v[4] << 12};
+  const uint64_t w[4] = {a.v[0] | a.v[1] << 51, a.v[1] >> 13 | a.v[2] << 38, a.v[2] >> 26 | a.v[3] << 25,
+                         a.v[3] >> 39 | a.v[4] << 12};
   for (int i = 0; i < 32; ++i) out[i] = (uint8_t)(w[i / 8] >> 8 * (i % 8));
 }
 
@@ -135,7 +136,9 @@ static point sum(const point *p, const point *q) {
   return (point){times(e, f), times(g, h), times(f, g), times(e, h)};
 }
 
-static point negative(const point *p) { return (point){times(subtract((fe){{0}}, p->x), ONE), p->y, p->z, times(subtract((fe){{0}}, p->t), ONE)}; }
+static point negative(const point *p) {
+  return (point){times(subtract((fe){{0}}, p->x), ONE), p->y, p->z, times(subtract((fe){{0}}, p->t), ONE)};
+}
 
 /* The point that 32 bytes encode; false if there is none, or if they are not its one encoding. */
 static bool decode(const uint8_t bytes[32], point *out) {

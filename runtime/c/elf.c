@@ -1,5 +1,5 @@
-/* A bounded reader of little-endian ELF64 files, as kiln.runtime.elf: every offset, size, index and name is checked before it is used,
- * and bytes that no table accounts for are refused, so that a cut or extended file never passes as whole. */
+/* A bounded reader of little-endian ELF64 files, as kiln.runtime.elf: every offset, size, index and name is checked before it is
+ * used, and bytes that no table accounts for are refused, so that a cut or extended file never passes as whole. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,7 +18,8 @@ bool kiln_elf_refuse(elf *e, const char *format, ...) {
   vsnprintf(why, sizeof why, format, arguments);
   va_end(arguments);
   if (e->code == KILN_OK)
-    e->code = kiln_fail(e->error, KILN_INTEGRITY, "%s; the file is damaged or not what its name says: build it again or restore it", why);
+    e->code =
+        kiln_fail(e->error, KILN_INTEGRITY, "%s; the file is damaged or not what its name says: build it again or restore it", why);
   return false;
 }
 
@@ -35,8 +36,8 @@ bool kiln_elf_text(elf *e, span table, uint64_t offset, const char *what, const 
   size_t most = left < ELF_MAX_NAME + 1 ? left : ELF_MAX_NAME + 1;
   const uint8_t *start = most == 0 ? NULL : table.data + offset, *end = most == 0 ? NULL : memchr(start, 0, most);
   if (end == NULL)
-    return kiln_elf_refuse(e, "a %s at byte %" PRIu64 " does not end within %d bytes and its table of %zu bytes", what, offset, ELF_MAX_NAME,
-                           table.bytes);
+    return kiln_elf_refuse(e, "a %s at byte %" PRIu64 " does not end within %d bytes and its table of %zu bytes", what, offset,
+                           ELF_MAX_NAME, table.bytes);
   for (const uint8_t *c = start; c < end; ++c) {
     if (*c >= 0x80) return kiln_elf_refuse(e, "a %s is not ASCII", what);
   }
@@ -47,8 +48,8 @@ bool kiln_elf_text(elf *e, span table, uint64_t offset, const char *what, const 
 /* ---- tables ---- */
 static bool read_segments(elf *e, uint64_t offset, uint32_t count, uint32_t entry) {
   if (count > MAX_SEGMENTS || (count != 0 && entry != SEGMENT_SIZE))
-    return kiln_elf_refuse(e, "%" PRIu32 " program headers of %" PRIu32 " bytes: expected at most %d of %d", count, entry, MAX_SEGMENTS,
-                           SEGMENT_SIZE);
+    return kiln_elf_refuse(e, "%" PRIu32 " program headers of %" PRIu32 " bytes: expected at most %d of %d", count, entry,
+                           MAX_SEGMENTS, SEGMENT_SIZE);
   if (!fits(e, offset, (uint64_t)count * SEGMENT_SIZE))
     return kiln_elf_refuse(e, "the program headers end behind the file, at byte %" PRIu64 " and more", offset);
   e->segments = kiln_arena_get(e->arena, count, sizeof *e->segments);
@@ -70,8 +71,8 @@ static bool check_rows(elf *e, const uint8_t *rows, uint32_t count, uint32_t nam
                              kiln_u64(row + 32), e->file.bytes);
   }
   return (names < count && kiln_u32(rows + (size_t)names * SECTION_SIZE + 4) == SHT_STRTAB) ||
-         kiln_elf_refuse(e, "section %" PRIu32 " should hold the section names, but is no string table among %" PRIu32 " sections", names,
-                         count);
+         kiln_elf_refuse(e, "section %" PRIu32 " should hold the section names, but is no string table among %" PRIu32 " sections",
+                         names, count);
 }
 
 static bool read_sections(elf *e, uint64_t offset, uint32_t count, uint32_t entry, uint32_t names) {
@@ -122,7 +123,8 @@ static bool check_cover(elf *e, part sections, part segments) {
   if (segments.size != 0) parts[count++] = segments;
   for (uint32_t i = 0; i < e->section_count; ++i) {
     const elf_section *s = &e->sections[i];
-    if (s->kind != SHT_NOBITS && s->size != 0 && s->kind != 0) parts[count++] = (part){s->offset, s->size, s->name, may_share(s->name)};
+    if (s->kind != SHT_NOBITS && s->size != 0 && s->kind != 0)
+      parts[count++] = (part){s->offset, s->size, s->name, may_share(s->name)};
   }
   qsort(parts, count, sizeof *parts, compare_parts);
   part owner = {0, 0, "", false};
@@ -219,10 +221,11 @@ bool kiln_elf_symbols(elf *e, const elf_section *table, const elf_symbol **out, 
     return kiln_elf_refuse(e, "symbol table '%.200s' has %zu bytes in entries of %" PRIu64 ", expected %d", table->name, body.bytes,
                            table->entsize, SYMBOL_SIZE);
   if (body.bytes > (size_t)MAX_SYMBOLS * SYMBOL_SIZE)
-    return kiln_elf_refuse(e, "symbol table '%.200s' has %zu symbols, the limit is %d", table->name, body.bytes / SYMBOL_SIZE, MAX_SYMBOLS);
+    return kiln_elf_refuse(e, "symbol table '%.200s' has %zu symbols, the limit is %d", table->name, body.bytes / SYMBOL_SIZE,
+                           MAX_SYMBOLS);
   if (table->link >= e->section_count || e->sections[table->link].kind != SHT_STRTAB)
-    return kiln_elf_refuse(e, "symbol table '%.200s' names section %" PRIu32 " as its strings, which is no string table", table->name,
-                           table->link);
+    return kiln_elf_refuse(e, "symbol table '%.200s' names section %" PRIu32 " as its strings, which is no string table",
+                           table->name, table->link);
   span strings = kiln_elf_body(e, &e->sections[table->link]);
   uint32_t n = (uint32_t)(body.bytes / SYMBOL_SIZE);
   elf_symbol *symbols = kiln_arena_get(e->arena, n, sizeof *symbols);
@@ -232,7 +235,8 @@ bool kiln_elf_symbols(elf *e, const elf_section *table, const elf_symbol **out, 
     uint16_t section = kiln_u16(row + 6);
     symbols[i] = (elf_symbol){NULL, (uint8_t)(row[4] >> 4), row[4] & 15, row[5], section, kiln_u64(row + 8), kiln_u64(row + 16)};
     if (section >= e->section_count && section < SHN_LORESERVE)
-      return kiln_elf_refuse(e, "a symbol of '%.200s' lies in section %d, but there are %" PRIu32, table->name, section, e->section_count);
+      return kiln_elf_refuse(e, "a symbol of '%.200s' lies in section %d, but there are %" PRIu32, table->name, section,
+                             e->section_count);
     if (!kiln_elf_text(e, strings, kiln_u32(row), "symbol name", &symbols[i].name)) return false;
   }
   *out = symbols, *count = n;

@@ -1,4 +1,5 @@
-/* The two closed languages of a manifest, expressions and predicates, from JSON lists with a known head. Nothing is evaluated here. */
+/* The two closed languages of a manifest, expressions and predicates, from JSON lists with a known head. Nothing is evaluated here.
+ */
 #include <string.h>
 
 #include "fields.h"
@@ -26,8 +27,8 @@ static const head_row PRED_HEADS[] = {
 };
 
 /* Operands that stand behind the head of each form; PREDS takes any number. */
-static const uint32_t OPERANDS[] = {[NAME] = 1, [TWO_EXPRS] = 2, [ONE_EXPR] = 1, [ONE_PRED] = 1, [EXPR_INTEGER] = 2, [NAME_TEXT] = 2,
-                                    [NAME_ALIGN] = 2, [NAME_VALUE] = 2};
+static const uint32_t OPERANDS[] = {[NAME] = 1,         [TWO_EXPRS] = 2, [ONE_EXPR] = 1,   [ONE_PRED] = 1,
+                                    [EXPR_INTEGER] = 2, [NAME_TEXT] = 2, [NAME_ALIGN] = 2, [NAME_VALUE] = 2};
 
 static bool spend(budget *b, int level, const json_value *value) {
   ++b->nodes;
@@ -44,8 +45,10 @@ static const head_row *find_head(budget *b, const head_row *rows, const json_val
   for (; rows->word != NULL; ++rows) {
     if (kiln_is_text(word, rows->word)) return rows;
   }
-  kiln_mismatch(b->r, rows->head == P_TRUE ? "a predicate head: and, or, not, eq and so on" : "an expression head: dim, stride, add and so on",
-                word);
+  kiln_mismatch(
+      b->r,
+      rows->head == P_TRUE ? "a predicate head: and, or, not, eq and so on" : "an expression head: dim, stride, add and so on",
+      word);
   return NULL;
 }
 

@@ -121,7 +121,8 @@ static bool keep_text(reading *r, const json_value *value, void *out) {
 }
 
 bool kiln_read_text(reading *r, const reader *how, const json_value *value, void *out) {
-  if (value->kind != JSON_TEXT || !kiln_text_matches(how->rule, value->u.text, value->count)) return kiln_mismatch(r, how->expected, value);
+  if (value->kind != JSON_TEXT || !kiln_text_matches(how->rule, value->u.text, value->count))
+    return kiln_mismatch(r, how->expected, value);
   return keep_text(r, value, out);
 }
 
@@ -130,7 +131,8 @@ bool kiln_read_doc(reading *r, const reader *how, const json_value *value, void 
   (void)how;
   size_t characters = 0;
   for (uint32_t i = 0; value->kind == JSON_TEXT && i < value->count; ++i) characters += ((uint8_t)value->u.text[i] & 0xC0) != 0x80;
-  if (value->kind != JSON_TEXT || characters > 1 << 16 || strlen(value->u.text) != value->count) return kiln_mismatch(r, "text", value);
+  if (value->kind != JSON_TEXT || characters > 1 << 16 || strlen(value->u.text) != value->count)
+    return kiln_mismatch(r, "text", value);
   return keep_text(r, value, out);
 }
 

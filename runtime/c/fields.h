@@ -1,13 +1,16 @@
 /* Readers of JSON values, built from small ones: a schema is a table of them, as in kiln.runtime.fields.
  *
- * A reader checks a value and writes what it means to `out`; with `out` NULL it only checks. The containers around it keep the path, so
- * that a refusal carries a JSON pointer. */
+ * A reader checks a value and writes what it means to `out`; with `out` NULL it only checks. The containers around it keep the
+ * path, so that a refusal carries a JSON pointer. */
 #ifndef KILN_FIELDS_H
 #define KILN_FIELDS_H
 
 #include "core.h"
 
-typedef struct { const char *name; uint32_t index; } path_step; /* a field: its name and the bytes of it; an item: NULL, its place */
+typedef struct {
+  const char *name;
+  uint32_t index;
+} path_step; /* a field: its name and the bytes of it; an item: NULL, its place */
 
 typedef struct {
   kiln_arena *keep;    /* what the manifest consists of */

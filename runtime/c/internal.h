@@ -35,7 +35,8 @@ typedef struct json_value {
     struct json_member *members; /* of an object, in document order */
   } u;
 } json_value;
-typedef struct json_member { const char *name; uint32_t bytes; json_value value; } json_member; /* bytes of the name */
+/* `bytes` of the name. */
+typedef struct json_member { const char *name; uint32_t bytes; json_value value; } json_member;
 kiln_code kiln_json_parse(kiln_arena *arena, const char *where, const uint8_t *data, size_t bytes, json_value *out, kiln_error *error);
 
 /* ---- expressions and predicates: one tree (expr.c) ---- */

@@ -185,8 +185,8 @@ static bool parse_integer(parser *p, const uint8_t *end, json_value *out) {
     unsigned digit = (unsigned)(*c - '0');
     if (value > (limit - digit) / 10) {
       int shown = end - p->at < 24 ? (int)(end - p->at) : 24;
-      p->code = kiln_fail(p->error, KILN_SCHEMA, "%s: the integer %.*s does not fit 64 bits; expected a smaller one.", p->where, shown,
-                          (const char *)p->at);
+      p->code = kiln_fail(p->error, KILN_SCHEMA, "%s: the integer %.*s does not fit 64 bits; expected a smaller one.", p->where,
+                          shown, (const char *)p->at);
       return false;
     }
     value = value * 10 + digit;
@@ -313,7 +313,10 @@ static bool parse_object(parser *p, json_value *out) {
 
 /* Recursion is bounded by MAX_DEPTH. */
 static bool parse_value(parser *p, json_value *out) {
-  static const struct { const char *word; json_kind kind; } words[] = {{"null", JSON_NULL}, {"true", JSON_TRUE}, {"false", JSON_FALSE}};
+  static const struct {
+    const char *word;
+    json_kind kind;
+  } words[] = {{"null", JSON_NULL}, {"true", JSON_TRUE}, {"false", JSON_FALSE}};
   static const char *const constants[] = {"NaN", "Infinity", "-Infinity"};
   skip_space(p);
   switch (peek(p)) {
@@ -351,7 +354,8 @@ static bool check_bytes(parser *p, size_t bytes) {
   size_t values = 1, length;
   for (const uint8_t *c = data; c < p->end; c += length) {
     if ((length = kiln_utf8_length(c, p->end)) == 0) {
-      p->code = kiln_fail(p->error, KILN_SCHEMA, "%s: byte %zu is not UTF-8; expected plain UTF-8 text.", p->where, (size_t)(c - data));
+      p->code =
+          kiln_fail(p->error, KILN_SCHEMA, "%s: byte %zu is not UTF-8; expected plain UTF-8 text.", p->where, (size_t)(c - data));
       return false;
     }
     values += *c == ',' || *c == '[' || *c == '{';
@@ -367,11 +371,13 @@ static bool parse_document(parser *p, json_value *out) {
   return p->at == p->end || not_json(p, "Extra data");
 }
 
-kiln_code kiln_json_parse(kiln_arena *arena, const char *where, const uint8_t *data, size_t bytes, json_value *out, kiln_error *error) {
+kiln_code kiln_json_parse(kiln_arena *arena, const char *where, const uint8_t *data, size_t bytes, json_value *out,
+                          kiln_error *error) {
   static const uint8_t nothing[1];
   if (data == NULL) data = nothing, bytes = 0;
   if (bytes > KILN_MAX_JSON)
-    return kiln_fail(error, KILN_SCHEMA, "%s: found %zu bytes, expected at most %d; rebuild the tree.", where, bytes, KILN_MAX_JSON);
+    return kiln_fail(error, KILN_SCHEMA, "%s: found %zu bytes, expected at most %d; rebuild the tree.", where, bytes,
+                     KILN_MAX_JSON);
   parser p = {.arena = arena, .error = error, .where = where, .start = data, .at = data, .end = data + bytes};
   p.values.size = sizeof(json_value);
   p.members.size = sizeof(json_member);

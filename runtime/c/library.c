@@ -133,6 +133,23 @@ static bool rules(kiln_op *op) {
 
 /* ---- all ops ---- */
 
+/* A plan within a plan within a plan needs that much of a caller's stack. */
+enum { MOST_DEPTH = 8 };
+
+static uint32_t depth_of(pack *p, kiln_op *op) {
+  if (op->depth != 0) return op->depth;
+  op->depth = 1;
+  for (uint32_t i = 0; i < op->candidate_count; i++) {
+    candidate *c = &op->candidates[i];
+    for (uint32_t j = 0; c->plan != NULL && j < c->plan->step_count; j++) {
+      uint32_t below = 1 + depth_of(p, &p->ops[c->plan->steps[j].op]);
+      if (below > MOST_DEPTH) c->refusal = "its plans nest too deep";
+      else if (below > op->depth) op->depth = below;
+    }
+  }
+  return op->depth;
+}
+
 static kiln_code make_pack(kiln_library *library, pack *p, kiln_error *error) {
   p->ops = kiln_arena_get(library->arena, p->manifest.op_count + 1, sizeof *p->ops);
   if (p->ops == NULL) return no_memory(error);
@@ -144,7 +161,10 @@ static kiln_code make_pack(kiln_library *library, pack *p, kiln_error *error) {
     op->id = i;
     if (!rules(op) || !candidates(op)) return no_memory(error);
   }
-  for (uint32_t i = 0; i < p->manifest.op_count; i++) kiln_find_shaping(&p->ops[i]);
+  for (uint32_t i = 0; i < p->manifest.op_count; i++) {
+    kiln_find_shaping(&p->ops[i]);
+    depth_of(p, &p->ops[i]);
+  }
   return KILN_OK;
 }
 

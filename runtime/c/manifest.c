@@ -9,8 +9,8 @@
 enum { SCHEMA = 1, ABI = 1 };
 
 static kiln_code refuse_version(kiln_error *error, const char *where, int64_t found) {
-  return kiln_fail(error, KILN_SCHEMA, "%s: schema %" PRId64 ", this version reads %d; use a Kiln of the same age as the tree.", where,
-                   found, SCHEMA);
+  return kiln_fail(error, KILN_SCHEMA, "%s: schema %" PRId64 ", this version reads %d; use a Kiln of the same age as the tree.",
+                   where, found, SCHEMA);
 }
 
 /* The document at `data` through `how`; its schema's number is told first: another one may differ in everything else. */
@@ -31,14 +31,17 @@ static kiln_code check_index(reading *r, const tree_index *index) {
     char expected[64];
     snprintf(expected, sizeof expected, "%s/MANIFEST.json", e->target);
     if (strcmp(e->manifest, expected) != 0)
-      return kiln_fail(r->error, KILN_SCHEMA, "%s at /targets/%s: found '%s', expected %s.", r->where, e->target, e->manifest, expected);
+      return kiln_fail(r->error, KILN_SCHEMA, "%s at /targets/%s: found '%s', expected %s.", r->where, e->target, e->manifest,
+                       expected);
   }
   return KILN_OK;
 }
 
-kiln_code kiln_parse_index(kiln_arena *arena, const char *where, const uint8_t *data, size_t bytes, tree_index *out, kiln_error *error) {
+kiln_code kiln_parse_index(kiln_arena *arena, const char *where, const uint8_t *data, size_t bytes, tree_index *out,
+                           kiln_error *error) {
   if (bytes > KILN_MAX_INDEX)
-    return kiln_fail(error, KILN_SCHEMA, "%s: found %zu bytes, expected at most %d; rebuild the tree.", where, bytes, KILN_MAX_INDEX);
+    return kiln_fail(error, KILN_SCHEMA, "%s: found %zu bytes, expected at most %d; rebuild the tree.", where, bytes,
+                     KILN_MAX_INDEX);
   reading r = {.keep = arena, .staging = kiln_arena_new(), .error = error, .where = where};
   if (r.staging == NULL) return kiln_no_memory(error);
   *out = (tree_index){0};
@@ -146,8 +149,8 @@ static kiln_code read_manifest(reading *r, const char *target, const uint8_t *da
   kiln_code code = read_document(r, &KILN_MANIFEST_READER, data, bytes, &raw);
   if (code != KILN_OK) return code;
   if (target != NULL && strcmp(raw.target, target) != 0)
-    return kiln_fail(r->error, KILN_SCHEMA, "%s: written for target %s, expected %s; the folders were mixed up.", r->where, raw.target,
-                     target);
+    return kiln_fail(r->error, KILN_SCHEMA, "%s: written for target %s, expected %s; the folders were mixed up.", r->where,
+                     raw.target, target);
   if (raw.abi != ABI)
     return kiln_fail(r->error, KILN_SCHEMA, "%s: launch ABI %" PRId64 ", this version drives %d; use the matching Kiln.", r->where,
                      raw.abi, ABI);
@@ -155,8 +158,8 @@ static kiln_code read_manifest(reading *r, const char *target, const uint8_t *da
   return kiln_resolve(r, &raw, out);
 }
 
-kiln_code kiln_parse_manifest(kiln_arena *arena, const char *where, const char *target, const uint8_t *data, size_t bytes, manifest *out,
-                              kiln_error *error) {
+kiln_code kiln_parse_manifest(kiln_arena *arena, const char *where, const char *target, const uint8_t *data, size_t bytes,
+                              manifest *out, kiln_error *error) {
   reading r = {.keep = arena, .staging = kiln_arena_new(), .error = error, .where = where};
   if (r.staging == NULL) return kiln_no_memory(error);
   *out = (manifest){0};

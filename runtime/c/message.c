@@ -16,6 +16,12 @@ void kiln_put(sink *s, const char *format, ...) {
   if (written > 0) s->used += (size_t)written;
 }
 
+/* Whatever the locale's decimal point is. */
+static void with_point(char *text) {
+  for (; *text; text++)
+    if ((*text < '0' || *text > '9') && *text != '-' && *text != '+' && *text != 'e') *text = '.';
+}
+
 void kiln_put_number(sink *s, double value) {
   if (s == NULL) return;
   if (isnan(value) || isinf(value)) {
@@ -27,14 +33,10 @@ void kiln_put_number(sink *s, double value) {
   do {
     snprintf(text, sizeof text, "%.*e", digits - 1, value);
   } while (strtod(text, NULL) != value && ++digits <= 17);
-  int exponent = atoi(strchr(text, 'e') + 1);
-  if (exponent < -4 || exponent >= 16) {
-    kiln_put(s, "%.*s", (int)(strchr(text, 'e') - text), text);
-    kiln_put(s, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
-  } else {
-    int decimals = digits - 1 - exponent;
-    kiln_put(s, "%.*f", decimals < 1 ? 1 : decimals, value);
-  }
+  int exponent = atoi(strchr(text, 'e') + 1), decimals = digits - 1 - exponent;
+  if (exponent >= -4 && exponent < 16) snprintf(text, sizeof text, "%.*f", decimals < 1 ? 1 : decimals, value);
+  with_point(text);
+  kiln_put(s, "%s", text);
 }
 
 void kiln_put_attr(sink *s, const attr_value *value) {

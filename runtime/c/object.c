@@ -1,18 +1,43 @@
-/* What a CPU artifact says of itself, as kiln.runtime.shared_object. The system's loader goes by the dynamic segment, so that is what is
- * read; the section table must agree with it. */
+/* What a CPU artifact says of itself, as kiln.runtime.shared_object. The system's loader goes by the dynamic segment, so that is
+ * what is read; the section table must agree with it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "artifact.h"
 
-enum { ET_DYN = 3, PT_LOAD = 1, PT_DYNAMIC = 2, PF_X = 1, PF_W = 2, STT_FUNC = 2, STT_GNU_IFUNC = 10, STB_LOCAL = 0, SHN_UNDEF = 0 };
+enum {
+  ET_DYN = 3,
+  PT_LOAD = 1,
+  PT_DYNAMIC = 2,
+  PF_X = 1,
+  PF_W = 2,
+  STT_FUNC = 2,
+  STT_GNU_IFUNC = 10,
+  STB_LOCAL = 0,
+  SHN_UNDEF = 0
+};
 #define PT_GNU_STACK 0x6474E551u
-enum { DT_NEEDED = 1, DT_PLTRELSZ = 2, DT_STRTAB = 5, DT_SYMTAB = 6, DT_RELA = 7, DT_RELASZ = 8, DT_STRSZ = 10, DT_REL = 17, DT_JMPREL = 23,
-       DT_AUXILIARY = 0x7FFFFFFD, DT_FILTER = 0x7FFFFFFF };
+enum {
+  DT_NEEDED = 1,
+  DT_PLTRELSZ = 2,
+  DT_STRTAB = 5,
+  DT_SYMTAB = 6,
+  DT_RELA = 7,
+  DT_RELASZ = 8,
+  DT_STRSZ = 10,
+  DT_REL = 17,
+  DT_JMPREL = 23,
+  DT_AUXILIARY = 0x7FFFFFFD,
+  DT_FILTER = 0x7FFFFFFF
+};
 enum { TAG_SIZE = 16, RELA_SIZE = 24 };
 
-static const struct machine { uint16_t number; const char *name; uint32_t irelative; } MACHINES[] = {{62, "x86_64", 37}, {183, "aarch64", 1032}};
+static const struct machine {
+  uint16_t number;
+  const char *name;
+  uint32_t irelative;
+} MACHINES[] = {{62, "x86_64", 37}, {183, "aarch64", 1032}};
 
 /* The tags of the dynamic segment up to its end mark. */
 typedef struct { const uint8_t *data; uint32_t count; } tag_list;
@@ -63,8 +88,11 @@ static bool read_tags(elf *e, tag_list *out) {
 
 /* The tables that the sections show must be those that the system's loader will use. */
 static bool check_agreement(elf *e, const tag_list *tags, const elf_section *table, const elf_section *strings) {
-  const struct { uint64_t tag, want; const char *what; } told[] = {
-    {DT_SYMTAB, table->address, "symbol table"}, {DT_STRTAB, strings->address, "string table"}, {DT_STRSZ, strings->size, "string table size"},
+  const struct { uint64_t tag, want; const char *what;
+  } told[] = {
+      {DT_SYMTAB, table->address, "symbol table"},
+      {DT_STRTAB, strings->address, "string table"},
+      {DT_STRSZ, strings->size, "string table size"},
   };
   for (size_t i = 0; i < sizeof told / sizeof *told; ++i) {
     uint32_t given = 0;
@@ -73,14 +101,15 @@ static bool check_agreement(elf *e, const tag_list *tags, const elf_section *tab
       if (tag_at(tags, k) == told[i].tag) ++given, value = value_at(tags, k);
     }
     if (given != 1 || value != told[i].want)
-      return kiln_elf_refuse(e, "the dynamic segment gives %s %" PRIu64 " (%" PRIu32 " times), the sections give %" PRIu64, told[i].what, value,
-                             given, told[i].want);
+      return kiln_elf_refuse(e, "the dynamic segment gives %s %" PRIu64 " (%" PRIu32 " times), the sections give %" PRIu64,
+                             told[i].what, value, given, told[i].want);
   }
   const elf_section *both[] = {table, strings};
   for (int i = 0; i < 2; ++i) {
     uint64_t offset = 0;
     if (!file_offset(e, both[i]->address, both[i]->size, both[i]->name, &offset)) return false;
-    if (offset != both[i]->offset) return kiln_elf_refuse(e, "section '%.200s' is loaded from elsewhere than it says", both[i]->name);
+    if (offset != both[i]->offset)
+      return kiln_elf_refuse(e, "section '%.200s' is loaded from elsewhere than it says", both[i]->name);
   }
   return true;
 }
@@ -119,7 +148,8 @@ static bool read_exports(elf *e, const elf_symbol *symbols, uint32_t count, shar
   for (uint32_t i = 0; i < count; ++i) {
     if (!is_export(&symbols[i]) || symbols[i].kind != STT_FUNC) continue;
     if (!is_executable(e, symbols[i].value))
-      return kiln_elf_refuse(e, "function '%.200s' at %#" PRIx64 " lies in no executable segment", symbols[i].name, symbols[i].value);
+      return kiln_elf_refuse(e, "function '%.200s' at %#" PRIx64 " lies in no executable segment", symbols[i].name,
+                             symbols[i].value);
     functions[n++] = &symbols[i];
   }
   if (n != 0) qsort(functions, n, sizeof *functions, compare_symbols);
@@ -178,7 +208,8 @@ static bool read_relocations(elf *e, const tag_list *tags, uint64_t start, uint6
   uint64_t address = 0, size = 0, at = 0;
   if (!last_value(tags, length, &size) || size == 0 || !last_value(tags, start, &address)) return true;
   if (!file_offset(e, address, size, "a relocation table", &at)) return false;
-  if (size % RELA_SIZE != 0) return kiln_elf_refuse(e, "a relocation table has %" PRIu64 " bytes, expected a multiple of %d", size, RELA_SIZE);
+  if (size % RELA_SIZE != 0)
+    return kiln_elf_refuse(e, "a relocation table has %" PRIu64 " bytes, expected a multiple of %d", size, RELA_SIZE);
   for (const uint8_t *row = e->file.data + at, *end = row + size; row < end && !*out; row += RELA_SIZE)
     *out = (uint32_t)kiln_u64(row + 8) == irelative;
   return true;
@@ -189,7 +220,8 @@ static bool read_init(elf *e, const tag_list *tags, bool indirect, uint32_t irel
   uint64_t unused;
   *out = indirect || has_code_tags(e, tags);
   if (*out) return true;
-  if (last_value(tags, DT_REL, &unused)) return kiln_elf_refuse(e, "relocations without addends (DT_REL), expected DT_RELA on these machines");
+  if (last_value(tags, DT_REL, &unused))
+    return kiln_elf_refuse(e, "relocations without addends (DT_REL), expected DT_RELA on these machines");
   for (size_t i = 0; i < 2 && !*out; ++i) {
     if (!read_relocations(e, tags, tables[i][0], tables[i][1], irelative, out)) return false;
   }
@@ -225,7 +257,8 @@ bool kiln_object_read(elf *e, span file, shared_object *out) {
   const struct machine *machine = machine_of(e);
   if (machine == NULL) return kiln_elf_refuse(e, "machine %d, expected 62 (x86-64) or 183 (AArch64)", e->machine);
   if (e->kind != ET_DYN || e->version != 1 || (e->osabi != 0 && e->osabi != 3))
-    return kiln_elf_refuse(e, "ELF type %d, version %" PRIu32 ", OS ABI %d: expected 3 (shared object), 1, 0 or 3", e->kind, e->version, e->osabi);
+    return kiln_elf_refuse(e, "ELF type %d, version %" PRIu32 ", OS ABI %d: expected 3 (shared object), 1, 0 or 3", e->kind,
+                           e->version, e->osabi);
   tag_list tags = {NULL, 0};
   if (!read_tags(e, &tags) || !read_tables(e, &tags, machine, out)) return false;
   out->machine = machine->name;

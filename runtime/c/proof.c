@@ -1,4 +1,5 @@
-/* The offline launch proof: what a manifest promises of an artifact, against what the artifact says of itself; as kiln.runtime.proof. */
+/* The offline launch proof: what a manifest promises of an artifact, against what the artifact says of itself; as
+ * kiln.runtime.proof. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -58,12 +59,15 @@ static const named_count *find_count(const named_count *counts, uint32_t n, cons
   return NULL;
 }
 
-static const named_count *resource(const manifest_kernel *k, const char *key) { return find_count(k->resources, k->resource_count, key); }
+static const named_count *resource(const manifest_kernel *k, const char *key) {
+  return find_count(k->resources, k->resource_count, key);
+}
 
 static void prove_measured(const proof *p, const char *name, uint64_t found) {
   const named_count *told = resource(p->kernel, name);
   if (told == NULL) tell(p, "has %" PRIu64 " %s in its file, the manifest says None", found, name);
-  else if ((uint64_t)told->value != found) tell(p, "has %" PRIu64 " %s in its file, the manifest says %" PRId64, found, name, told->value);
+  else if ((uint64_t)told->value != found)
+    tell(p, "has %" PRIu64 " %s in its file, the manifest says %" PRId64, found, name, told->value);
 }
 
 /* The budget with the next name after `last`; NULL at the end. */
@@ -121,13 +125,13 @@ static void prove_shape(const proof *p, const cubin_kernel *found) {
   const int64_t *block = p->kernel->block, *cluster = p->kernel->cluster;
   if (!same_shape(&found->reqntid, block)) {
     show_shape(shape, &found->reqntid);
-    tell(p, "requires the block %s in its file, the manifest launches (%" PRId64 ", %" PRId64 ", %" PRId64 ")", shape, block[0], block[1],
-         block[2]);
+    tell(p, "requires the block %s in its file, the manifest launches (%" PRId64 ", %" PRId64 ", %" PRId64 ")", shape, block[0],
+         block[1], block[2]);
   }
   if (found->cluster.given && !same_shape(&found->cluster, cluster)) {
     show_shape(shape, &found->cluster);
-    tell(p, "requires the cluster %s in its file, the manifest launches (%" PRId64 ", %" PRId64 ", %" PRId64 ")", shape, cluster[0], cluster[1],
-         cluster[2]);
+    tell(p, "requires the cluster %s in its file, the manifest launches (%" PRId64 ", %" PRId64 ", %" PRId64 ")", shape, cluster[0],
+         cluster[1], cluster[2]);
   }
 }
 
@@ -140,8 +144,8 @@ static void prove_registers(const proof *p, const cubin_kernel *found) {
   uint64_t per_warp = ((uint64_t)found->registers * 32 + REGISTER_UNIT - 1) / REGISTER_UNIT * REGISTER_UNIT;
   uint64_t needed = (uint64_t)(threads + 31) / 32 * per_warp;
   if (needed > REGISTER_FILE)
-    tell(p, "needs %" PRIu64 " registers a block (%" PRId64 " threads of %" PRIu32 "), the limit is %d", needed, threads, found->registers,
-         REGISTER_FILE);
+    tell(p, "needs %" PRIu64 " registers a block (%" PRId64 " threads of %" PRIu32 "), the limit is %d", needed, threads,
+         found->registers, REGISTER_FILE);
 }
 
 static void prove_shared(const proof *p, const cubin *c, const cubin_kernel *found) {

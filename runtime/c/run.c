@@ -161,6 +161,7 @@ kiln_code kiln_explain(const kiln_op *op, const kiln_argument *arguments, size_t
   request r;
   sink s = {text, text != NULL ? size : 0, 0};
   kiln_code code = kiln_start(op, arguments, count, choice, &r, error);
+  r.w.grow = true; /* telling is no launch: it may take memory of a sealed library, too */
   if (code == KILN_OK) code = explain(op, &r, &s, error);
   kiln_work_free(&r.w);
   if (needed != NULL) *needed = s.used + 1;

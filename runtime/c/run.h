@@ -129,6 +129,7 @@ struct kiln_op {
   candidate **fast;                /* the same, those of the fast mode first */
   bool *shaping;                   /* per scalar: the choice or the shape of a launch depends on its value */
   bool shaping_known;
+  uint32_t depth;                  /* plans within plans below it; 0: not known yet */
   int32_t *bound_dim;              /* per scalar: the dim that it gives, or -1 */
   axis_rule *axes;                 /* KILN_MAX_RANK per tensor */
   decision *_Atomic *_Atomic decisions; /* a table of DECISIONS slots; NULL until the first */

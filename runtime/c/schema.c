@@ -47,8 +47,11 @@ static const text_rule TEMP_NAME_RULE = {"A-Za-z_", "A-Za-z0-9_", "temp:", 255};
 #define THREE(of, type) {.read = kiln_read_fixed, .item = &(of), .size = sizeof(type), .low = 3, .high = 3}
 #define MAP(names, of, type, value, most) \
   {.read = kiln_read_map, .key = &(names), .item = &(of), .size = sizeof(type), .at = offsetof(type, value), .high = (most)}
-#define STAGED_MAP(names, of, type, value, most) \
-  {.read = kiln_read_map, .key = &(names), .item = &(of), .size = sizeof(type), .at = offsetof(type, value), .high = (most), .staged = true}
+#define STAGED_MAP(names, of, type, value, most)                                                                              \
+  {                                                                                                                           \
+    .read = kiln_read_map, .key = &(names), .item = &(of), .size = sizeof(type), .at = offsetof(type, value), .high = (most), \
+    .staged = true                                                                                                            \
+  }
 
 static const char *const LAYOUTS[] = {"rows", "dense", "strided", "nvfp4_128x4", NULL};
 static const char *const ROLES[] = {"in", "inout", "out", NULL};
@@ -98,7 +101,8 @@ static bool read_target(reading *r, const reader *how, const json_value *value, 
 }
 
 static const reader WORD_READER = WORD, VERSION_READER = VERSION, IDENT_READER = IDENT, DTYPE_READER = DTYPE, EXPR_READER = EXPR;
-static const reader COUNT_READER = COUNT, FLAG_READER = FLAG, ATTR_VALUE_READER = ATTR_VALUE, ANY_READER = ANY, OP_NAME_READER = OP_NAME;
+static const reader COUNT_READER = COUNT, FLAG_READER = FLAG, ATTR_VALUE_READER = ATTR_VALUE, ANY_READER = ANY,
+                    OP_NAME_READER = OP_NAME;
 static const reader TARGET_READER = TARGET, FILE_NAME_READER = FILE_NAME;
 
 /* A toolchain is a map of versions; that of ptxas bounds the drivers that can load the result. */
@@ -120,7 +124,8 @@ static bool read_dtype_choices(reading *r, const reader *how, const json_value *
   return true;
 }
 
-static const field DTYPE_VAR_FIELDS[] = {{"var", IDENT, offsetof(operand_dtype, var)}, {"choices", {.read = read_dtype_choices}, 0}};
+static const field DTYPE_VAR_FIELDS[] = {{"var", IDENT, offsetof(operand_dtype, var)},
+                                         {"choices", {.read = read_dtype_choices}, 0}};
 static const record DTYPE_VAR = RECORD(DTYPE_VAR_FIELDS);
 
 static bool read_operand_dtype(reading *r, const reader *how, const json_value *value, void *out) {
@@ -205,7 +210,8 @@ static bool read_constraint(reading *r, const reader *how, const json_value *val
   return kiln_read_pred(r, NULL, &value->u.items[0], &made->when) && kiln_read_doc(r, NULL, &value->u.items[1], &made->sentence);
 }
 
-static const reader OPERAND_READER = {.read = read_operand}, ATTR_READER = OBJECT(ATTR), CONSTRAINT_READER = {.read = read_constraint};
+static const reader OPERAND_READER = {.read = read_operand}, ATTR_READER = OBJECT(ATTR),
+                    CONSTRAINT_READER = {.read = read_constraint};
 
 static const field SIGNATURE_FIELDS[] = {
   {"family", WORD, offsetof(op_signature, family)},
@@ -387,15 +393,20 @@ static const reader SIGNATURE_READER = OBJECT(SIGNATURE), KERNEL_READER = OBJECT
 static const reader SOURCE_READER = OBJECT(SOURCE);
 
 static const field MANIFEST_FIELDS[] = {
-  {"schema", INTEGER(1, 1), NOT_KEPT},
-  {"abi", COUNT, offsetof(raw_manifest, abi)},
-  {"target", TARGET, offsetof(raw_manifest, target)},
-  {"toolchain", {.read = read_toolchain}, offsetof(raw_manifest, ptxas)},
-  {"ops", STAGED_MAP(OP_NAME_READER, SIGNATURE_READER, raw_op, op, MAX_OPS), offsetof(raw_manifest, ops)},
-  {"kernels", STAGED_LIST(KERNEL_READER, raw_kernel, 1, MAX_KERNELS), offsetof(raw_manifest, kernels)},
-  {"recipes", STAGED_LIST(PLAN_READER, raw_plan, 0, MAX_KERNELS), offsetof(raw_manifest, plans)},
-  {"sources", {.read = kiln_read_map, .key = &FILE_NAME_READER, .item = &SOURCE_READER, .size = sizeof(manifest_source), .high = MAX_KERNELS},
-   offsetof(raw_manifest, sources)},
+    {"schema", INTEGER(1, 1), NOT_KEPT},
+    {"abi", COUNT, offsetof(raw_manifest, abi)},
+    {"target", TARGET, offsetof(raw_manifest, target)},
+    {"toolchain", {.read = read_toolchain}, offsetof(raw_manifest, ptxas)},
+    {"ops", STAGED_MAP(OP_NAME_READER, SIGNATURE_READER, raw_op, op, MAX_OPS), offsetof(raw_manifest, ops)},
+    {"kernels", STAGED_LIST(KERNEL_READER, raw_kernel, 1, MAX_KERNELS), offsetof(raw_manifest, kernels)},
+    {"recipes", STAGED_LIST(PLAN_READER, raw_plan, 0, MAX_KERNELS), offsetof(raw_manifest, plans)},
+    {"sources",
+     {.read = kiln_read_map,
+      .key = &FILE_NAME_READER,
+      .item = &SOURCE_READER,
+      .size = sizeof(manifest_source),
+      .high = MAX_KERNELS},
+     offsetof(raw_manifest, sources)},
 };
 static const record MANIFEST = RECORD(MANIFEST_FIELDS);
 const reader KILN_MANIFEST_READER = OBJECT(MANIFEST);

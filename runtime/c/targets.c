@@ -8,10 +8,11 @@
 #include "core.h"
 
 const struct kiln_dtype_row KILN_DTYPES[] = {
-  [KILN_F64] = {"f64", 8, false},      [KILN_F32] = {"f32", 4, false}, [KILN_F16] = {"f16", 2, false}, [KILN_BF16] = {"bf16", 2, false},
-  [KILN_F8E4M3] = {"f8e4m3", 1, true}, [KILN_F8E5M2] = {"f8e5m2", 1, true}, [KILN_U8] = {"u8", 1, false}, [KILN_I8] = {"i8", 1, false},
-  [KILN_I16] = {"i16", 2, false},      [KILN_I32] = {"i32", 4, false}, [KILN_U32] = {"u32", 4, false}, [KILN_I64] = {"i64", 8, false},
-  [KILN_BOOL] = {"bool", 1, false},
+    [KILN_F64] = {"f64", 8, false},   [KILN_F32] = {"f32", 4, false},      [KILN_F16] = {"f16", 2, false},
+    [KILN_BF16] = {"bf16", 2, false}, [KILN_F8E4M3] = {"f8e4m3", 1, true}, [KILN_F8E5M2] = {"f8e5m2", 1, true},
+    [KILN_U8] = {"u8", 1, false},     [KILN_I8] = {"i8", 1, false},        [KILN_I16] = {"i16", 2, false},
+    [KILN_I32] = {"i32", 4, false},   [KILN_U32] = {"u32", 4, false},      [KILN_I64] = {"i64", 8, false},
+    [KILN_BOOL] = {"bool", 1, false},
 };
 
 kiln_dtype kiln_dtype_named(const char *name) {
@@ -213,7 +214,8 @@ const char *kiln_cpu_lacks(const cpu_features *present, const char *target, cons
     char key[MAX_KEY + 1];
     feature_key(kernel->features[i], strlen(kernel->features[i]), key);
     bool basic = false;
-    for (const char *const *b = row == NULL ? NULL : row->baseline; b != NULL && *b != NULL; ++b) basic = basic || strcmp(*b, key) == 0;
+    for (const char *const *b = row == NULL ? NULL : row->baseline; b != NULL && *b != NULL; ++b)
+      basic = basic || strcmp(*b, key) == 0;
     if (!basic && !has_key(present, key)) return kernel->features[i];
   }
   return NULL;

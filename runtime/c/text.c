@@ -11,7 +11,8 @@ size_t kiln_utf8_length(const uint8_t *c, const uint8_t *end) {
   for (size_t i = 1; i < length; ++i) {
     if ((c[i] & 0xC0) != 0x80) return 0;
   }
-  bool bad = (*c == 0xE0 && c[1] < 0xA0) || (*c == 0xED && c[1] > 0x9F) || (*c == 0xF0 && c[1] < 0x90) || (*c == 0xF4 && c[1] > 0x8F);
+  bool bad =
+      (*c == 0xE0 && c[1] < 0xA0) || (*c == 0xED && c[1] > 0x9F) || (*c == 0xF0 && c[1] < 0x90) || (*c == 0xF4 && c[1] > 0x8F);
   return bad ? 0 : length;
 }
 

@@ -1,5 +1,5 @@
-/* Reading a tree without trusting it: no link is followed, nothing but a regular file is opened, bytes are read once; what is returned
- * is what was hashed. Every path starts at the root's descriptor, so that a later rename cannot redirect it. */
+/* Reading a tree without trusting it: no link is followed, nothing but a regular file is opened, bytes are read once; what is
+ * returned is what was hashed. Every path starts at the root's descriptor, so that a later rename cannot redirect it. */
 #define _POSIX_C_SOURCE 200809L
 #include "tree.h"
 
@@ -24,8 +24,10 @@ struct kiln_tree {
 };
 
 static const char *reason(int number, char text[128]) {
-  static const struct { int number; const char *words; } known[] = {
-    {ENOENT, "missing"}, {EACCES, "not readable by this user"}, {ENOTDIR, "no folder"}, {EISDIR, "a folder"}, {ELOOP, "a symbolic link"},
+  static const struct { int number; const char *words;
+  } known[] = {
+      {ENOENT, "missing"},        {EACCES, "not readable by this user"}, {ENOTDIR, "no folder"}, {EISDIR, "a folder"},
+      {ELOOP, "a symbolic link"},
   };
   for (size_t i = 0; i < sizeof known / sizeof *known; ++i) {
     if (known[i].number == number) return known[i].words;

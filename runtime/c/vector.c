@@ -15,7 +15,41 @@ static void each_leaf(const expr *pred, vector *v, void (*visit)(vector *, const
   for (uint32_t i = 0; i < pred->count; i++) each_leaf(&pred->items[i], v, visit);
 }
 
+/* The limits of the dim or scalar that an expression is; NULL for any other expression. */
+static limits *limits_of(vector *v, const expr *e) {
+  if (e->head != X_DIM && e->head != X_ARG) return NULL;
+  int32_t dim = e->head == X_DIM ? e->index : v->op->bound_dim[e->index];
+  return dim >= 0 ? &v->dim_limits[dim] : &v->arg_limits[e->index];
+}
+
+static void at_least(limits *l, int64_t n) { l->least = n > l->least ? n : l->least; }
+static void at_most(limits *l, int64_t n) { l->most = n < l->most ? n : l->most; }
+
+static void take_comparison(vector *v, expr_head head, const expr *a, const expr *b) {
+  limits *l = limits_of(v, a);
+  if (l == NULL || b->head != X_INTEGER) return;
+  if (head == P_EQ || head == P_GE) at_least(l, b->integer);
+  if (head == P_GT) at_least(l, b->integer + 1);
+  if (head == P_EQ || head == P_LE) at_most(l, b->integer);
+  if (head == P_LT) at_most(l, b->integer - 1);
+}
+
+static void take_multiple(vector *v, const expr *e, int64_t multiple) {
+  limits *l = limits_of(v, e);
+  if (l != NULL && multiple > l->multiple) l->multiple = multiple;
+}
+
+static void take_params(vector *v) {
+  for (uint32_t i = 0; i < v->kernel->param_count; i++) {
+    const kernel_param *p = &v->kernel->params[i];
+    if (p->kind == PARAM_DROPPED) take_comparison(v, P_EQ, &p->value, &(expr){.head = X_INTEGER, .integer = p->equals});
+    else if (p->has_value && p->has_divisible_by) take_multiple(v, &p->value, p->divisible_by);
+  }
+}
+
 static void take_leaf(vector *v, const expr *leaf) {
+  if (leaf->head >= P_EQ && leaf->head <= P_GE) take_comparison(v, leaf->head, &leaf->items[0], &leaf->items[1]);
+  if (leaf->head == P_DIVISIBLE) take_multiple(v, &leaf->items[0], leaf->integer);
   if (leaf->head == P_DTYPE) v->dtypes[leaf->index] = kiln_dtype_named(leaf->text);
   else if (leaf->head == P_ATTR) v->attrs[leaf->index] = leaf->attribute;
   else if (leaf->head == P_ABSENT) v->absent[leaf->index] = true;
@@ -47,12 +81,19 @@ static void complete_dtypes(vector *v) {
 
 /* ---- extents ---- */
 
+static int64_t within(const limits *l, int64_t n) {
+  if (n < l->least) n = l->least;
+  if (n > l->most) n = l->most;
+  return l->multiple > 1 && n % l->multiple != 0 ? n + l->multiple - n % l->multiple : n;
+}
+
 static void set_dims(vector *v, int64_t filler) {
   const op_signature *sig = v->sig;
   for (uint32_t i = 0; i < sig->dim_count; i++) {
     v->dims[i] = filler;
     for (uint32_t j = 0; j < v->kernel->selftest_count; j++)
       if (strcmp(v->kernel->selftest_shape[j].key, sig->dims[i]) == 0) v->dims[i] = v->kernel->selftest_shape[j].value;
+    v->dims[i] = within(&v->dim_limits[i], v->dims[i]);
     v->known[i] = true;
   }
 }
@@ -64,6 +105,7 @@ static number scalar_value(const vector *v, uint32_t i, int64_t filler) {
   double given = o->has_default ? o->default_value : o->has_minimum && o->minimum >= 1 ? o->minimum : real ? 1.0 : (double)filler;
   if (dim >= 0) given = (double)v->dims[dim];
   else if (o->dtype[0] == 'b') given = given != 0;
+  else if (!real) given = (double)within(&v->arg_limits[i], (int64_t)given);
   return real ? (number){true, 0, given} : (number){false, (int64_t)given, 0};
 }
 
@@ -118,6 +160,8 @@ static bool make_room(vector *v, work *w) {
   uint32_t tensors = v->sig->tensor_count;
   v->dims = kiln_work_get(w, v->sig->dim_count, sizeof *v->dims);
   v->known = kiln_work_get(w, v->sig->dim_count, sizeof *v->known);
+  v->dim_limits = kiln_work_get(w, v->sig->dim_count, sizeof *v->dim_limits);
+  v->arg_limits = kiln_work_get(w, v->sig->scalar_count, sizeof *v->arg_limits);
   v->dtypes = kiln_work_get(w, tensors, sizeof *v->dtypes);
   v->absent = kiln_work_get(w, tensors, sizeof *v->absent);
   v->tensors = kiln_work_get(w, tensors, sizeof *v->tensors);
@@ -126,7 +170,10 @@ static bool make_room(vector *v, work *w) {
   v->writes = kiln_work_get(w, tensors, sizeof *v->writes);
   v->args = kiln_work_get(w, v->sig->scalar_count, sizeof *v->args);
   v->attrs = kiln_work_get(w, v->sig->attr_count, sizeof *v->attrs);
-  return v->attrs && v->args && v->writes && v->reads && v->bytes && v->tensors && v->absent && v->dtypes && v->known && v->dims;
+  for (uint32_t i = 0; v->dim_limits != NULL && i < v->sig->dim_count; i++) v->dim_limits[i] = (limits){0, INT64_MAX, 1};
+  for (uint32_t i = 0; v->arg_limits != NULL && i < v->sig->scalar_count; i++) v->arg_limits[i] = (limits){INT64_MIN, INT64_MAX, 1};
+  return v->dim_limits && v->arg_limits && v->attrs && v->args && v->writes && v->reads && v->bytes && v->tensors && v->absent &&
+      v->dtypes && v->known && v->dims;
 }
 
 /* Attributes that the predicate leaves open are tried one choice after another, like digits of a number. */
@@ -159,6 +206,7 @@ kiln_code kiln_make_vector(candidate *c, work *w, vector *out, kiln_error *error
   if (!make_room(out, w)) return kiln_work_failed(w, out->sig->name, error);
   for (uint32_t i = 0; i < out->sig->attr_count; i++) out->attrs[i] = out->sig->attrs[i].fallback;
   each_leaf(&c->kernel->when, out, take_leaf);
+  take_params(out);
   complete_dtypes(out);
   if (search(out, w)) return KILN_OK;
   return kiln_fail(error, KILN_INTERNAL, "no call could be made of its vector (%.1500s)", out->why.message);

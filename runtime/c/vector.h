@@ -4,12 +4,16 @@
 
 #include "run.h"
 
+/* What a number of the call must be, as far as the kernel's predicate and parameters say. */
+typedef struct { int64_t least, most, multiple; } limits;
+
 typedef struct {
   candidate *candidate;
   const kiln_op *op;
   const op_signature *sig;
   const manifest_kernel *kernel;
   int64_t *dims; bool *known;   /* per dim */
+  limits *dim_limits, *arg_limits; /* per dim, per scalar */
   kiln_dtype *dtypes;           /* per tensor, as everything below but args and attrs */
   bool *absent;
   kiln_tensor *tensors;

@@ -1,4 +1,5 @@
-/* Verification of a whole tree, without a compiler or a device: integrity of every file, and every launch proof; as kiln.runtime.verify. */
+/* Verification of a whole tree, without a compiler or a device: integrity of every file, and every launch proof; as
+ * kiln.runtime.verify. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,7 +108,8 @@ static const char *canonical(verifier *v) {
   for (uint32_t i = 0; i < x->target_count; ++i) {
     kiln_hex(sorted[i]->sha256, 32, digest);
     used += (size_t)snprintf(out + used, room - used,
-                             "    \"%s\": {\n      \"bytes\": %" PRId64 ",\n      \"manifest\": \"%s\",\n      \"sha256\": \"%s\"\n    }%s\n",
+                             "    \"%s\": {\n      \"bytes\": %" PRId64
+                             ",\n      \"manifest\": \"%s\",\n      \"sha256\": \"%s\"\n    }%s\n",
                              sorted[i]->target, sorted[i]->bytes, sorted[i]->manifest, digest, i + 1 < x->target_count ? "," : "");
   }
   snprintf(out + used, room - used, "  }\n}\n");
@@ -166,7 +168,13 @@ static kiln_code see_root(void *user, const char *name, entry_kind kind, uint64_
 }
 
 /* ---- one target ---- */
-typedef struct { const char *name; int64_t bytes; const uint8_t *sha256; const manifest_kernel **kernels; uint32_t kernel_count; } target_file;
+typedef struct {
+  const char *name;
+  int64_t bytes;
+  const uint8_t *sha256;
+  const manifest_kernel **kernels;
+  uint32_t kernel_count;
+} target_file;
 typedef struct { verifier *v; const char *target; manifest m; target_file *files; uint32_t file_count; } target_walk;
 
 static int compare_kernels(const void *a, const void *b) {
@@ -175,7 +183,9 @@ static int compare_kernels(const void *a, const void *b) {
   return order != 0 ? order : (x > y) - (x < y);
 }
 
-static int compare_files(const void *a, const void *b) { return strcmp(((const target_file *)a)->name, ((const target_file *)b)->name); }
+static int compare_files(const void *a, const void *b) {
+  return strcmp(((const target_file *)a)->name, ((const target_file *)b)->name);
+}
 
 /* Every file that the manifest accounts for, by name, with the kernels in it. */
 static bool collect_files(target_walk *w) {
@@ -262,7 +272,8 @@ static void verify_target(verifier *v, const index_entry *entry) {
   for (uint32_t i = 0; v->code == KILN_OK && i < w.file_count && verify_file(&w, &w.files[i]); ++i) {}
 }
 
-kiln_code kiln_tree_verify(kiln_tree *tree, const char *expect, kiln_fault_seen *found, void *user, uint32_t *count, kiln_error *error) {
+kiln_code kiln_tree_verify(kiln_tree *tree, const char *expect, kiln_fault_seen *found, void *user, uint32_t *count,
+                           kiln_error *error) {
   verifier v = {.tree = tree, .arena = kiln_arena_new(), .error = error};
   *count = 0;
   if (v.arena == NULL) return kiln_no_memory(error);

@@ -269,8 +269,9 @@ KILN_API kiln_code kiln_register_provider(kiln_library *library, const char *op,
 /* Runs the seeded vector of each kernel that this device may run. What it proves per kernel, on this machine: it loads, it runs
  * twice with the same bits, its floating-point outputs are finite, and they equal those of every other candidate of the op that
  * takes the same call (to the bit, or within the envelope of the looser contract). A kernel without a second candidate is only
- * shown to run. It does not compare with an oracle: `kiln test` does. `seen` is called for each kernel and comparison;
- * `why` is NULL for a pass, `against` where the kernel ran alone. */
+ * shown to run; an op that is only half of another one (a step of its primitive plan) is left to that one. It does not compare
+ * with an oracle: `kiln test` does. `seen` is called for each kernel and comparison; `why` is NULL for a pass, `against` where the
+ * kernel ran alone. */
 typedef void kiln_selftest_fn(void *user, const char *op, const char *variant, const char *against, const char *why);
 KILN_API kiln_code kiln_selftest(kiln_library *library, kiln_selftest_fn *seen, void *user, uint32_t *failures, kiln_error *error);
 

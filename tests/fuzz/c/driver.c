@@ -1,5 +1,5 @@
-/* Runs a harness where there is no libFuzzer: `driver RUNS FILE...` tries each file as it is, then RUNS seeded mutations of them, and says
- * how many ran and which took longest. */
+/* Runs a harness where there is no libFuzzer: `driver RUNS FILE...` tries each file as it is, then RUNS seeded mutations of them,
+ * and says how many ran and which took longest. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

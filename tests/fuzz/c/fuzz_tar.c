@@ -1,4 +1,5 @@
-/* A tree as an archive: refused, or looked through to the end. A checksum would stop nearly every mutation, so it is set right first. */
+/* A tree as an archive: refused, or looked through to the end. A checksum would stop nearly every mutation, so it is set right
+ * first. */
 #include <stdio.h>
 #include <string.h>
 

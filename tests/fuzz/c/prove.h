@@ -13,8 +13,16 @@ static inline int prove(const char *target, const char *entry, const uint8_t *da
   kernel_param params[] = {{.kind = PARAM_PTR, .name = "x", .dtype = "f32"}, {.kind = PARAM_SCALAR, .name = "n", .dtype = "i32"}};
   named_count counts[] = {{"registers", 8}, {"code_bytes", 1}};
   op_signature op = {.name = "op"};
-  manifest_kernel kernel = {.variant = "v", .entry = entry, .params = params, .param_count = 2, .block = {128, 1, 1}, .cluster = {1, 1, 1},
-                            .resources = counts, .resource_count = 2, .budget = counts, .budget_count = 2};
+  manifest_kernel kernel = {.variant = "v",
+                            .entry = entry,
+                            .params = params,
+                            .param_count = 2,
+                            .block = {128, 1, 1},
+                            .cluster = {1, 1, 1},
+                            .resources = counts,
+                            .resource_count = 2,
+                            .budget = counts,
+                            .budget_count = 2};
   manifest m = {.target = target, .ops = &op, .op_count = 1, .kernels = &kernel, .kernel_count = 1};
   artifact a;
   kiln_error error = {.code = KILN_OK};

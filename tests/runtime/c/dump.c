@@ -8,8 +8,9 @@
 #include "internal.h"
 
 static const char *const HEADS[] = {
-  "", "", "dim", "stride", "colstride", "arg", "attr", "add", "sub", "mul", "floordiv", "cdiv", "mod", "min", "max", "roundup", "next_pow2",
-  "true", "and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge", "divisible", "dtype", "aligned", "attr", "absent", "present",
+    "",     "",    "dim", "stride", "colstride", "arg",       "attr",  "add",     "sub",  "mul",    "floordiv",
+    "cdiv", "mod", "min", "max",    "roundup",   "next_pow2", "true",  "and",     "or",   "not",    "eq",
+    "ne",   "lt",  "le",  "gt",     "ge",        "divisible", "dtype", "aligned", "attr", "absent", "present",
 };
 
 static void dump_value(FILE *f, const attr_value *v) {
@@ -136,7 +137,8 @@ static void dump_kernel(FILE *f, const manifest *m, const manifest_kernel *k) {
   fprintf(f, " ptxas %s\n ", k->ptxas == NULL ? "-" : k->ptxas);
   dump_three(f, "block", k->block);
   dump_three(f, "cluster", k->cluster);
-  fprintf(f, " shared %" PRId64 " pdl=%d cooperative=%d priority %" PRId64 "\n  grid", k->shared_bytes, k->pdl, k->cooperative, k->priority);
+  fprintf(f, " shared %" PRId64 " pdl=%d cooperative=%d priority %" PRId64 "\n  grid", k->shared_bytes, k->pdl, k->cooperative,
+          k->priority);
   for (int i = 0; i < 3; ++i) dump_expr(f, op, &k->grid[i]);
   fputs(" when", f);
   dump_expr(f, op, &k->when);

@@ -1,4 +1,5 @@
-/* Put in front of every file of the core (-include): its allocations, opens and reads go through faulty.c, where one in turn fails. */
+/* Put in front of every file of the core (-include): its allocations, opens and reads go through faulty.c, where one in turn fails.
+ */
 #ifndef FAULTY_H
 #define FAULTY_H
 

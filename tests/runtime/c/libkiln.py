@@ -433,10 +433,10 @@ class Operation:
     """An op; call it as the Python runtime's."""
 
     def __init__(self, library: Library, name: str, handle: int) -> None:
-        self.library, self.name, self.handle = library, name, handle
+        self.owner, self.name, self.handle = library, name, handle
 
     def _named(self, operands: tuple[Any, ...], named: Mapping[str, Any], out: Any) -> list[Argument]:
-        sig = self.library.signature(self.name)
+        sig = self.owner.signature(self.name)
         inputs = [o.name for o in sig.operands if o.kind == "scalar" or o.role != "out"]
         items = [argument(n, x) for n, x in zip(inputs, operands, strict=False)]
         roles = {t.name: t.role for t in sig.tensors}
@@ -450,7 +450,7 @@ class Operation:
         """New arrays for the outputs that the arguments leave out."""
         found = ctypes.c_size_t()
         outputs = (Output * 64)()
-        self.library.call(
+        self.owner.call(
             "kiln_outputs",
             self.handle,
             arguments(items),
@@ -487,11 +487,11 @@ class Operation:
         wanted = {k: named.pop(k) for k in ("mode", "tier", "variant", "isa") if k in named}
         items, count, choice, made = self.prepared(operands, named, out, **wanted)
         handle = None if stream is None else stream or 1
-        self.library.call("kiln_run", self.handle, items, count, ctypes.byref(choice), handle)
+        self.owner.call("kiln_run", self.handle, items, count, ctypes.byref(choice), handle)
         return self._results(operands, named, out, made)
 
     def _results(self, operands: Any, named: Mapping[str, Any], out: Any, made: Mapping[str, Any]) -> Any:
-        sig = self.library.signature(self.name)
+        sig = self.owner.signature(self.name)
         given = _each(out) or (None,) * len(sig.returns)
         inputs = [o.name for o in sig.operands if o.kind == "scalar" or o.role != "out"]
         known = {**dict(zip(inputs, operands, strict=False)), **named, **made}
@@ -503,7 +503,7 @@ class Operation:
         wanted = {k: named.pop(k).encode() for k in ("mode", "tier", "variant", "isa") if k in named}
         items = self._named(operands, named, out)
         text = ctypes.create_string_buffer(1 << 16)
-        self.library.call(
+        self.owner.call(
             "kiln_explain",
             self.handle,
             arguments(items),
@@ -520,10 +520,8 @@ class Operation:
         wanted = {k: named.pop(k) for k in ("mode", "tier", "variant", "isa") if k in named}
         items, count, choice, made = self.prepared(operands, named, out, **wanted)
         call = ctypes.c_void_p()
-        self.library.call("kiln_bind", self.handle, items, count, ctypes.byref(choice), ctypes.byref(call))
-        return Call(
-            self.library, call, (operands, named, out, made), self._results(operands, named, out, made)
-        )
+        self.owner.call("kiln_bind", self.handle, items, count, ctypes.byref(choice), ctypes.byref(call))
+        return Call(self.owner, call, (operands, named, out, made), self._results(operands, named, out, made))
 
 
 def _each(out: Any) -> tuple[Any, ...]:
@@ -535,7 +533,7 @@ class Call:
     """A kiln_call."""
 
     def __init__(self, library: Library, handle: Any, keep: Any, outputs: Any) -> None:
-        self.library, self.handle, self.keep, self.outputs = library, handle, keep, outputs
+        self.owner, self.handle, self.keep, self.outputs = library, handle, keep, outputs
 
     def __del__(self) -> None:
         self.free()
@@ -548,24 +546,24 @@ class Call:
     @property
     def variant(self) -> str:
         """What runs."""
-        return str(self.library.c.kiln_call_variant(self.handle).decode())
+        return str(self.owner.c.kiln_call_variant(self.handle).decode())
 
     @property
     def scratch_bytes(self) -> int:
         """Scratch of a launch."""
-        return int(self.library.c.kiln_scratch_bytes(self.handle))
+        return int(self.owner.c.kiln_scratch_bytes(self.handle))
 
     def launch(self, stream: int | None = None) -> None:
         """Launch it again."""
-        self.library.call("kiln_launch", self.handle, stream)
+        self.owner.call("kiln_launch", self.handle, stream)
 
     def rebind(self, **named: Any) -> None:
         """Other arrays or scalars."""
         items = [argument(n, x) for n, x in named.items()]
-        self.library.call("kiln_rebind", self.handle, arguments(items), len(items))
+        self.owner.call("kiln_rebind", self.handle, arguments(items), len(items))
         self.keep = (self.keep, named)
 
     def free(self) -> None:
         """Free it."""
         handle, self.handle = self.handle, ctypes.c_void_p()
-        self.library.c.kiln_call_free(handle)
+        self.owner.c.kiln_call_free(handle)

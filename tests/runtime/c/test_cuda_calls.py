@@ -350,6 +350,26 @@ def test_scratch_poison_and_no_pool(c: ctypes.CDLL, fake: FakeCuda, per_call: in
         call.free()
 
 
+def test_selftest_makes_a_call_for_every_kernel(c: ctypes.CDLL, fake: FakeCuda) -> None:
+    """Nothing is computed here, so that outputs stay as they were: not finite, or unlike."""
+    told: list[tuple[bytes, bytes, bytes | None, bytes | None]] = []
+    with opened(c, fake) as library:
+        seen = libkiln.SelftestSeen(lambda _, *what: told.append(what))
+        failures = ctypes.c_uint32()
+        library.call("kiln_selftest", library.handle, seen, None, ctypes.byref(failures))
+    assert {why for *_, why in told} == {
+        None,
+        b"an output is not finite",
+        b"they differ by more than their envelope",
+    }
+    assert failures.value == sum(why is not None for *_, why in told)
+    kernels = {(op, variant) for op, variant, *_ in told}
+    assert len(kernels) > 90
+    assert {launch.sha256 for launch in fake.launches()} >= {
+        k.sha256 for k, _ in fake.kernels if (k.op.encode(), k.variant.encode()) in kernels
+    }
+
+
 DRIVER_ERRORS = [
     ("cuDevicePrimaryCtxRetain", 2, "out of memory"),
     ("cuModuleLoadData", 209, "another architecture"),

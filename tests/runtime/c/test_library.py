@@ -2,8 +2,10 @@
 
 import ctypes
 import hashlib
+import io
 import os
 import re
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,42 @@ def test_several_roots(c: ctypes.CDLL, tree: Path, tmp_path: Path) -> None:
         libkiln.Library(c, None, roots=(libkiln.Root * 1)(), root_count=1)
     with pytest.raises(ContractError, match="belong to a root that was not given"):
         libkiln.Library(c, None, roots=bad, root_count=1, minimum_generation=1)
+
+
+def test_embedded_archive(c: ctypes.CDLL, tree: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in sorted(tree.rglob("*")):
+            archive.add(path, path.relative_to(tree), recursive=False)
+    data = packed.getvalue()
+    x = rows(3, 4)
+    roots = (libkiln.Root * 1)(libkiln.Root(archive=data, archive_bytes=len(data)))
+    with libkiln.Library(c, None, roots=roots, root_count=1) as library:
+        library.roots = [tree]
+        assert np.array_equal(library.negate(x), -x)
+    roots[0].archive_bytes = len(data) // 2
+    with pytest.raises(IntegrityError):
+        libkiln.Library(c, None, roots=roots, root_count=1)
+
+
+def test_plans_that_nest_too_deep_are_passed_over(c: ctypes.CDLL, tmp_path: Path, ops_so: bytes) -> None:
+    document = cpu_manifest(ops_so)
+    plan = document["recipes"][0]
+    step = {"bind": {"x": "x", "out": "out"}, "args": {}, "attrs": {}}
+    for depth in range(12):
+        document["ops"][f"deep{depth}"] = OPS["negate"]
+        called = f"deep{depth - 1}" if depth else "negate"
+        document["recipes"].append(
+            {**plan, "op": f"deep{depth}", "temps": [], "steps": [{**step, "op": called}]}
+        )
+    root = write_tree(tmp_path / "t", {"cpu-x86_64": document}, {"ops.so": ops_so})
+    x = rows(3, 4)
+    with libkiln.Library(c, root) as library:
+        assert np.array_equal(library.deep6(x), -x)
+        with pytest.raises(SelectionError, match="composite: its plans nest too deep"):
+            library.deep7(x)
+        with pytest.raises(SelectionError):
+            library.deep11(x)
 
 
 def test_verify(c: ctypes.CDLL, tree: Path) -> None:
