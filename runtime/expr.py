@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kiln.runtime.errors import ContractError
-from kiln.runtime.fields import Mismatch
+from kiln.runtime.fields import Mismatch, attr_value
 
 Expr = Any
 """int | float | tuple with a string head, as INTERFACES lists them."""
@@ -168,9 +168,7 @@ def _dtype(head: str, rest: Any, depth: int, budget: _Budget) -> Pred:
 
 
 def _attr(head: str, rest: Any, depth: int, budget: _Budget) -> Pred:
-    if type(rest[1]) not in (bool, int, str):
-        raise Mismatch("true, false, an integer or a string", rest[1])
-    return (head, _name(rest[:1], rest), rest[1])
+    return (head, _name(rest[:1], rest), attr_value(rest[1]))
 
 
 _LEAF_PARSERS: Mapping[str, Callable[[str, Any, int, _Budget], Pred]] = {
@@ -194,7 +192,7 @@ def _arity(rest: Any, count: int, value: Any) -> None:
 
 
 def _name(rest: Any, value: Any) -> str:
-    if len(rest) != 1 or type(rest[0]) is not str or not rest[0]:
+    if len(rest) != 1 or type(rest[0]) is not str or not rest[0] or "\0" in rest[0]:
         raise Mismatch("one name after the head", value)
     name: str = rest[0]
     return name

@@ -163,6 +163,14 @@ def number(value: Any) -> int | float:
     raise Mismatch("a number", value)
 
 
+def attr_value(value: Any) -> bool | int | str:
+    """A constant of a call: true, false, an integer or a string; the C runtime's strings end at a NUL."""
+    if type(value) in (bool, int) or (type(value) is str and "\0" not in value):
+        found: bool | int | str = value
+        return found
+    raise Mismatch("true, false, an integer or a string without NUL", value)
+
+
 def boolean(value: Any) -> bool:
     """true or false."""
     if type(value) is not bool:

@@ -1,6 +1,6 @@
 """Schema 1 as tables: one reader per kind of object, built from `kiln.runtime.fields`."""
 
-from typing import Any, cast
+from typing import Any
 
 from kiln.runtime import entities as e
 from kiln.runtime.dtypes import DTYPES
@@ -9,6 +9,7 @@ from kiln.runtime.fields import (
     Mismatch,
     Reader,
     array,
+    attr_value,
     boolean,
     choice,
     integer,
@@ -61,18 +62,12 @@ _PRED: Reader[Any] = parse_pred
 _ALIGN = choice(*ALIGNMENTS)
 
 
-def _attr_value(value: Any) -> bool | int | str:
-    if type(value) in (bool, int, str):
-        return cast("bool | int | str", value)
-    raise Mismatch("true, false, an integer or a string", value)
-
-
 def _json(value: Any) -> Any:
     return value
 
 
 def _attr_values(most: int) -> Reader[dict[str, bool | int | str]]:
-    return mapping(_IDENT, _attr_value, most)
+    return mapping(_IDENT, attr_value, most)
 
 
 _DTYPE_VAR = record(e.DTypeVar, {"var": _IDENT, "choices": array(_DTYPE, 16, 1)})
@@ -109,7 +104,7 @@ _SCALAR: Reader[e.Operand] = record(
     },
 )
 _ATTR = record(
-    e.Attr, {"name": _IDENT, "choices": array(_attr_value, 64, 1), "default": _attr_value, "doc": _DOC}
+    e.Attr, {"name": _IDENT, "choices": array(attr_value, 64, 1), "default": attr_value, "doc": _DOC}
 )
 _CONTRACT = record(
     e.Contract, {"kind": choice("exact", "exact_on_target", "envelope"), "rel_l2": number, "max_eps": number}

@@ -14,7 +14,7 @@ FOLDERS = ("backends", "compiler", "ir", "recipes", "runtime", "tools", "tests")
 FILE_LINES = 600
 FUNCTION_LINES = 80
 KERNEL_LINES = 120
-TEXT = {".py", ".j2", ".h", ".c", ".md", ".toml", ".json", ".lock", ".txt", ".cmake", ".in", ""}
+TEXT = {".py", ".j2", ".h", ".c", ".cpp", ".md", ".toml", ".json", ".lock", ".txt", ".cmake", ".in", ""}
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 HOMES = "|".join(("work", "root", r"home/\w+", "tmp/env", "opt/pypi"))
 PLACES = re.compile(rf"(?<![\w.])/(?:{HOMES})/|(?<!torch)\.libr" + r"ary\b")
@@ -33,7 +33,7 @@ def long_functions(source: str, limit: int) -> list[str]:
 
 
 def test_files_are_short() -> None:
-    counts = {p: p.read_bytes().count(b"\n") for p in sources(".py", ".c", ".h", ".j2")}
+    counts = {p: p.read_bytes().count(b"\n") for p in sources(".py", ".c", ".cpp", ".h", ".j2")}
     assert {str(p.relative_to(ROOT)): n for p, n in counts.items() if n > FILE_LINES} == {}
 
 

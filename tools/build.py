@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from kiln.compiler.errors import FailedJobs
@@ -12,6 +13,7 @@ from kiln.compiler.pipeline import BuildReport, KernelReport, build
 from kiln.tools.backends import all_backends
 from kiln.tools.console import Cell, emit, note, plural, size, table, width
 from kiln.tools.declared import add_catalog_option, catalogs
+from kiln.tools.header import header, write_if_changed
 from kiln.tools.progress import shown
 from kiln.tools.trees import add_selection_options
 
@@ -26,6 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_catalog_option(parser)
     parser.add_argument(
         "--out", default="aot_artifacts", metavar="DIR", help="the tree (default: aot_artifacts)"
+    )
+    parser.add_argument(
+        "--c-header", type=Path, metavar="PATH", help="also write what kiln header writes for the tree"
     )
     parser.add_argument("--jobs", type=positive, metavar="N", help="worker processes (default: one a CPU)")
     parser.add_argument("--all", action="store_true", help="list every kernel, reused ones too")
@@ -57,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         note(f"kiln build: {failed}")
         emit(args, failures(failed), "")
         return 2
+    if args.c_header is not None:
+        write_if_changed(args.c_header, header(report.out)[0])
     emit(args, document(report), lambda: summary(report, args.all))
     return 0
 

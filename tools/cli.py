@@ -81,6 +81,9 @@ COMMANDS: tuple[Command, ...] = (
         "kiln selftest --device cuda",
     ),
     Command("bench", "bench", "time an op against its limit and its peers", "kiln bench rms_norm"),
+    Command(
+        "header", "header", "write typed calls of a tree's ops in C", "kiln header trees --out kiln_ops.h"
+    ),
     Command("diff", "diff", "compare two trees", "kiln diff old/aot_artifacts aot_artifacts"),
 )
 """Every command, in the order that help shows."""

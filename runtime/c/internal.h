@@ -14,7 +14,7 @@ kiln_code kiln_fail(kiln_error *error, kiln_code code, const char *format, ...) 
 /* ---- memory (arena.c): freed as a whole; allocations are zeroed ---- */
 typedef struct kiln_arena kiln_arena;
 kiln_arena *kiln_arena_new(void);                                        /* NULL: no memory */
-void *kiln_arena_get(kiln_arena *arena, size_t count, size_t size);      /* NULL: no memory, or count * size overflows */
+void *kiln_arena_get(kiln_arena *arena, size_t count, size_t size);      /* NULL: no memory, no arena, or count * size overflows */
 const char *kiln_arena_text(kiln_arena *arena, const char *text, size_t bytes); /* a copy with a zero behind it */
 void kiln_arena_free(kiln_arena *arena);                                 /* NULL is fine */
 
@@ -35,7 +35,8 @@ typedef struct json_value {
     struct json_member *members; /* of an object, in document order */
   } u;
 } json_value;
-typedef struct json_member { const char *name; json_value value; } json_member;
+/* `bytes` of the name. */
+typedef struct json_member { const char *name; uint32_t bytes; json_value value; } json_member;
 kiln_code kiln_json_parse(kiln_arena *arena, const char *where, const uint8_t *data, size_t bytes, json_value *out, kiln_error *error);
 
 /* ---- expressions and predicates: one tree (expr.c) ---- */

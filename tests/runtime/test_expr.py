@@ -59,6 +59,7 @@ BAD_EXPRS: list[Any] = [
     ["dim"],
     ["dim", 1],
     ["dim", ""],
+    ["dim", "N\0"],
     ["dim", "N", "M"],
     ["pow", 2, 3],
     ["__import__", "os"],
@@ -159,6 +160,8 @@ BAD_PREDS: list[Any] = [
     ["aligned", "x", 512],
     ["aligned", "x", 2.0],
     ["attr", "gemma", None],
+    ["attr", "gemma", "a\0b"],
+    ["dtype", "x", "f32\0"],
     ["absent", "x", "y"],
     ["present", 3],
 ]

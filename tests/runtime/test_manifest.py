@@ -226,6 +226,10 @@ DAMAGE: dict[str, tuple[Callable[[Json], None], str]] = {
         "writes x, which is an input",
     ),
     "plan gives the unknown": (edit("recipes", 0, "steps", 1, "args", to={"eps": 1}), "gives 'eps'"),
+    "attribute with NUL": (
+        edit("recipes", 0, "steps", 0, "attrs", to={"a": "x\0"}),
+        "/recipes/0/steps/0/attrs/a",
+    ),
     "returns too little": (edit("ops", "negate", "returns", to=["x"]), "expected each written operand"),
     "reserved operand": (edit("ops", "negate", "operands", 0, "name", to="stream"), "stream"),
     "kernel that is no object": (edit("kernels", to=["x"]), "/kernels/0"),

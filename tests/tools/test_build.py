@@ -158,3 +158,19 @@ def test_the_bar_names_the_kernel(monkeypatch: pytest.MonkeyPatch, columns: str)
     if columns == "100":
         assert "sm_90a add.v2" in shown
         assert "3/3" in shown
+
+
+def test_the_header_of_the_tree_that_was_built(
+    kiln: Run, pipeline: Install, tree: Path, tmp_path: Path
+) -> None:
+    pipeline(report(tree))
+    assert kiln("build", "--out", tree, "--c-header", tmp_path / "ops.h")[0] == 0
+    assert (tmp_path / "ops.h").read_text("utf-8") == kiln("header", tree)[1]
+
+
+def test_a_build_that_failed_writes_no_header(
+    kiln: Run, pipeline: Install, tree: Path, tmp_path: Path
+) -> None:
+    pipeline(FailedJobs([Failure("sm_90a", "add", "v0", "no")]))
+    assert kiln("build", "--out", tree, "--c-header", tmp_path / "ops.h")[0] == 2
+    assert not (tmp_path / "ops.h").exists()
