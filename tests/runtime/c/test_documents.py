@@ -166,7 +166,8 @@ def test_other_top_types_have_the_same_verdict(libkiln_core: Core, document: Jso
 
 
 def test_every_value_of_an_index_has_the_same_verdict(libkiln_core: Core) -> None:
-    more = [text_of({**index(), "targets": targets}) for targets in ({"../x": {}}, {})]
+    others: list[Json] = [{"../x": {}}, {}]
+    more = [text_of({**index(), "targets": targets}) for targets in others]
     verdicts = [index_agrees(libkiln_core, data) for data in (*damaged(index()), *more)]
     assert sum(v != ACCEPTED for v in verdicts) > 60
 
