@@ -255,7 +255,7 @@ kiln_code kiln_set_scratch(kiln_library *library, kiln_stream stream, void *buff
   if ((uintptr_t)buffer % SCRATCH_ALIGN != 0)
     return kiln_fail(error, KILN_CONTRACT, "the scratch buffer is not aligned to %d bytes; pass one that is.", SCRATCH_ALIGN);
   if (library->kind == DEVICE_CPU) {
-    scratch_pool *p;
+    scratch_pool *p = NULL;
     if (stream != NULL || buffer != NULL) return kiln_fail(error, KILN_CONTRACT,
                                                            "on the CPU, scratch has no stream or buffer; pass NULL.");
     code = new_pool(library, NULL, NULL, &p, error);

@@ -355,8 +355,8 @@ class Library:
             verdicts.append(Verdict(found[1], found[2], found[3], why))
         return Explanation(name, head.removeprefix(f"{name} on ").removesuffix(":"), tuple(verdicts))
 
-    def resolve(self, name: str, *operands: Any, **named: Any) -> "Call":
-        """A bound call, as the Python runtime's resolved one."""
+    def bind(self, name: str, *operands: Any, **named: Any) -> "Call":
+        """As in the Python runtime."""
         return self.op(name).bind(*operands, **named)
 
     def prepare(self, names: list[str] | None = None) -> int:
@@ -556,6 +556,11 @@ class Call:
     def launch(self, stream: int | None = None) -> None:
         """Launch it again."""
         self.owner.call("kiln_launch", self.handle, stream)
+
+    def __call__(self, stream: int | None = None) -> Any:
+        """As in the Python runtime."""
+        self.launch(stream)
+        return self.outputs
 
     def rebind(self, **named: Any) -> None:
         """Other arrays or scalars."""
