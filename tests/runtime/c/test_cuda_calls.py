@@ -152,8 +152,11 @@ def test_grids_are_checked_before_the_driver_sees_them(
         assert not fake.launches()
 
 
-def test_an_empty_grid_launches_nothing(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path) -> None:
-    root = part_of_tree(tmp_path, TREE, "rms_norm", grid=[1, ["sub", ["dim", "M"], 4], 1])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_an_empty_grid_launches_nothing(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path, axis: int) -> None:
+    grid: list[Any] = [1, 1, 1]
+    grid[axis] = ["sub", ["dim", "M"], 4]
+    root = part_of_tree(tmp_path, TREE, "rms_norm", grid=grid)
     with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
         library.rms_norm(**norm(4))
         assert not fake.launches()
