@@ -49,7 +49,7 @@ def test_contradictions_are_refused_with_the_same_words(libkiln_core: Core, name
     assert why in found.message
 
 
-WRONG: list[Json] = [None, True, -1, 1.0, 2**63 - 1, "Wrong Type!", [], {"a": 1}, ["dim", "M"]]
+WRONG: list[Json] = [None, True, -1, 0, 1.0, 2**63 - 1, "Wrong Type!", [], {"a": 1}, ["dim", "M"]]
 
 
 def damaged(document: Json) -> Iterator[bytes]:
@@ -166,9 +166,10 @@ def test_other_top_types_have_the_same_verdict(libkiln_core: Core, document: Jso
 
 
 def test_every_value_of_an_index_has_the_same_verdict(libkiln_core: Core) -> None:
-    more = [text_of({**index(), "targets": targets}) for targets in ({"../x": {}}, {})]
+    others: list[Json] = [{"../x": {}}, {}]
+    more = [text_of({**index(), "targets": targets}) for targets in others]
     verdicts = [index_agrees(libkiln_core, data) for data in (*damaged(index()), *more)]
-    assert sum(v != ACCEPTED for v in verdicts) > 80
+    assert sum(v != ACCEPTED for v in verdicts) > 60
 
 
 def test_an_index_has_a_cap_of_its_own(libkiln_core: Core) -> None:

@@ -177,6 +177,7 @@ def test_a_key_with_a_part_of_small_order_signs_no_other_message(libkiln_core: C
 
 @pytest.mark.parametrize("y", [P, P + 1, P + 2, P + 18, 2**255 - 1])
 def test_a_key_that_is_not_the_one_encoding_is_refused(libkiln_core: Core, y: int) -> None:
+    # Whose secret could be known are of small order too: two checks stand between them and this R of S = 0.
     for odd in (0, 1):
         key = (y | odd << 255).to_bytes(32, "little")
         _, signature = sign(b"\1" * 32, b"m", key)

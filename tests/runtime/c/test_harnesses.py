@@ -34,8 +34,7 @@ def command() -> list[str]:
     return [
         *compiler(),
         "-std=c11",
-        "-g",
-        "-O1",
+        "-O0",
         "-Wall",
         "-Wextra",
         "-Werror",
