@@ -151,7 +151,10 @@ static kiln_code launch_provided(kiln_call *call, kiln_stream stream, kiln_error
   return code;
 }
 
+static kiln_code no_call(kiln_error *error) { return kiln_fail(error, KILN_CONTRACT, "found no call, expected a bound one."); }
+
 kiln_code kiln_launch(kiln_call *call, kiln_stream stream, kiln_error *error) {
+  if (call == NULL) return no_call(error);
   kiln_code code = kiln_check_alive(call->library, error);
   if (code != KILN_OK) return code;
   if (stream != NULL && call->library->kind == DEVICE_CPU)
@@ -274,6 +277,7 @@ static kiln_code commit(kiln_call *call, const changes *to, const uintptr_t *tab
 kiln_code kiln_rebind(kiln_call *call, const kiln_argument *changed, size_t count, kiln_error *error) {
   _Alignas(16) char space[WORK_STACK];
   work w = {space, space + sizeof space, NULL, false, false};
+  if (call == NULL || (changed == NULL && count != 0)) return no_call(error);
   const op_signature *sig = call->op->sig;
   bool fine = true;
   uintptr_t *table = NULL;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 
@@ -34,7 +35,7 @@ typedef struct function { int kernel; } function;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const char *calls[CALLS];
 static long call_count, fail_at = -1;
-static int fail_code, major_ = 9, minor_ = 0, version = 13000, devices = 1, integrated, capturing;
+static int fail_code, major_ = 9, minor_ = 0, version = 13000, devices = 1, integrated, capturing, slow;
 static char fail_name[64];
 static kernel kernels[KERNELS];
 static function functions[KERNELS];
@@ -65,7 +66,7 @@ static int enter(const char *name) {
 API void fake_reset(void) {
   call_count = launch_count = filled = 0;
   fail_at = -1;
-  fail_code = capturing = integrated = 0;
+  fail_code = capturing = integrated = slow = 0;
   fail_name[0] = 0;
   major_ = 9, minor_ = 0, version = 13000, devices = 1;
 }
@@ -78,6 +79,7 @@ API void fake_fail_named(const char *name, int code) {
   fail_code = code;
 }
 API void fake_capture(int on) { capturing = on; }
+API void fake_slow(int on) { slow = on; } /* launches let other threads run */
 API void fake_forget_kernels(void) { kernel_count = 0; }
 API void fake_kernel(const void *image, size_t bytes, const char *entry, int params) {
   kernel *k = &kernels[kernel_count];
@@ -208,5 +210,6 @@ API int cuLaunchKernelEx(const config *c, void *f, void **params, void **extra) 
   }
   l->params = kernels[l->kernel].params;
   for (int i = 0; i < l->params; i++) memcpy(&l->values[i], params[i], sizeof l->values[i]);
+  if (slow) usleep(50);
   return 0;
 }

@@ -2,6 +2,7 @@
 scratch."""
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,11 @@ def test_grids_are_checked_before_the_driver_sees_them(
         assert not fake.launches()
 
 
-def test_an_empty_grid_launches_nothing(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path) -> None:
-    root = part_of_tree(tmp_path, TREE, "rms_norm", grid=[1, ["sub", ["dim", "M"], 4], 1])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_an_empty_grid_launches_nothing(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path, axis: int) -> None:
+    grid: list[Any] = [1, 1, 1]
+    grid[axis] = ["sub", ["dim", "M"], 4]
+    root = part_of_tree(tmp_path, TREE, "rms_norm", grid=grid)
     with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
         library.rms_norm(**norm(4))
         assert not fake.launches()
@@ -233,6 +237,43 @@ def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
         assert "cuModuleLoadData" not in fake.names()
         fake.c.fake_pop()
         bound.free()
+
+
+def test_rebound_addresses_reach_the_kernel(c: ctypes.CDLL, fake: FakeCuda) -> None:
+    with opened(c, fake) as library:
+        call = library.rms_norm.bind(**norm())
+        library.seal()
+        call.rebind(x=tensor(4, 256, at=BASE * 3), eps=0.5)
+        call.launch(7)
+        before, after = tensor(4, 256), fake.launches()[-1].params
+        assert BASE * 3 in after
+        assert before.ptr not in after
+        assert 0.5 in after
+        with pytest.raises(ContractError, match=r"x is not aligned to 16 bytes, which \w+ needs; bind again"):
+            call.rebind(x=tensor(4, 256, at=BASE + 2))
+        with pytest.raises(ContractError, match="x has a null address"):
+            call.rebind(x=tensor(4, 256, at=0))
+        call.launch(7)
+        assert fake.launches()[-1].params == after
+        call.free()
+
+
+def test_written_side_is_aligned_too(c: ctypes.CDLL, fake: FakeCuda) -> None:
+    """What a variant promises of an in/out operand holds for where it is written, if that is elsewhere."""
+    x, vectors = tensor(4, 5120), {"weight": tensor(5120, at=BASE * 2), "eps": 1e-6}
+    residual, out = tensor(4, 5120, at=BASE * 3), tensor(4, 5120, at=BASE * 4)
+    with opened(c, fake) as library:
+        op = library.fused_add_rms_norm
+        apart = tensor(4, 5120, at=BASE * 5)
+        op(x=x, residual=residual, out=(out, apart), variant="bf16_n5120", **vectors)
+        with pytest.raises(SelectionError, match="needs residual aligned to 16 bytes, found it 2 bytes off"):
+            op(
+                x=x,
+                residual=residual,
+                out=(out, apart._replace(ptr=BASE * 5 + 2)),
+                variant="bf16_n5120",
+                **vectors,
+            )
 
 
 def test_loading_during_capture_is_refused(c: ctypes.CDLL, fake: FakeCuda) -> None:
@@ -315,6 +356,32 @@ def test_scratch_grows_outside_capture_only(c: ctypes.CDLL, fake: FakeCuda) -> N
         small.launch(9)
         small.free()
         big.free()
+
+
+def test_plans_on_one_stream_take_turns(c: ctypes.CDLL, fake: FakeCuda) -> None:
+    """No other call's kernels come between those of a plan, whose temporaries they share."""
+    count, rounds = 4, 40
+    with opened(c, fake) as library:
+        calls = [scratch_call(library, 64) for _ in range(count)]
+        calls[0].launch(7)
+        pattern = [launch.entry for launch in fake.launches()]
+        assert len(pattern) > 1
+        library.seal()
+        fake.reset()
+        fake.c.fake_slow(1)
+
+        def launches(call: libkiln.Call) -> None:
+            for _ in range(rounds):
+                call.launch(7)
+
+        threads = [threading.Thread(target=launches, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [launch.entry for launch in fake.launches()] == pattern * (count * rounds)
+        for call in calls:
+            call.free()
 
 
 def test_scratch_of_the_caller(c: ctypes.CDLL, fake: FakeCuda) -> None:

@@ -299,6 +299,20 @@ def test_calls_outlive_their_library(c: ctypes.CDLL, tree: Path) -> None:
     call.free()
 
 
+def test_no_call(lib: libkiln.Library) -> None:
+    for refused in (
+        lambda: lib.call("kiln_launch", None, None),
+        lambda: lib.call("kiln_rebind", None, None, 0),
+        lambda: lib.call("kiln_prepare", None, None, 0, None),
+        lambda: lib.call("kiln_set_scratch", None, None, None, 1),
+        lambda: lib.call("kiln_disable", lib.handle, None, 1),
+    ):
+        with pytest.raises(ContractError, match="found no "):
+            refused()
+    lib.c.kiln_call_free(None)
+    lib.c.kiln_close(None)
+
+
 # ---- sealing and forks ----
 
 
