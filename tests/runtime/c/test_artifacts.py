@@ -24,6 +24,7 @@ from kiln.tests.runtime.test_cubin import (
     INDIRECT,
     held,
     patched,
+    record_of,
     row_of,
     samples,
 )
@@ -136,9 +137,18 @@ def test_limits_are_told(libkiln_core: Core) -> None:
     entry, data = one()
     assert proofs(libkiln_core, {**entry, "shared_bytes": 232448 - 512}, "sm_90a", data) == []
     assert proofs(libkiln_core, {**entry, "shared_bytes": 232448 - 511}, "sm_90a", data)
-    at = data.index(struct.pack("<I", entry["resources"]["registers"]), data.index(b".nv.info"))
-    for registers in (80, 255, 0xFFFFFFFF):
-        proofs(libkiln_core, entry, "sm_90a", patched(data, "<I", at, registers))
+
+
+@pytest.mark.parametrize(
+    ("registers", "fits"), [(1, True), (64, True), (65, False), (255, False), (2**32 - 1, False)]
+)
+def test_registers_of_a_block_are_counted_in_whole_units(
+    libkiln_core: Core, registers: int, fits: bool
+) -> None:
+    entry, data = one(threads=1024)
+    entry["resources"]["registers"] = registers
+    changed = patched(data, "<I", record_of(data, ".nv.info", 0x2F) + 4, registers)
+    assert (proofs(libkiln_core, entry, "sm_90a", changed) == []) == fits
 
 
 def test_clusters_and_second_kernels_are_told(libkiln_core: Core) -> None:

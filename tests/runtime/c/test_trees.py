@@ -83,6 +83,15 @@ def test_harm_is_found_where_it_was_done(libkiln_core: Core, tree: Path, name: s
     assert all(len(why) > 20 and why.endswith(".") for _, why in faults)
 
 
+@pytest.mark.parametrize(
+    "name", ["INDEX.json", "sm_80/MANIFEST.json", "sm_80/doubled.generic.cubin", "sm_80"]
+)
+def test_links_to_the_right_bytes_are_faults(libkiln_core: Core, tree: Path, name: str) -> None:
+    (tree / name).rename(tree.parent / "moved")
+    (tree / name).symlink_to(tree.parent / "moved")
+    assert [f for f, _ in found(libkiln_core, tree)] == files_of(verify_tree(tree)) == [name]
+
+
 @pytest.mark.parametrize("name", LIES)
 def test_right_digests_of_wrong_contents_are_found(libkiln_core: Core, tree: Path, name: str) -> None:
     LIES[name][0](tree)
