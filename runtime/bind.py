@@ -15,7 +15,7 @@ from kiln.runtime.arrays import ANY_CUDA, CPU, View, contiguous
 from kiln.runtime.dtypes import CODES, DTYPES
 from kiln.runtime.entities import DTypeVar, Signature, Tensor
 from kiln.runtime.errors import ContractError
-from kiln.runtime.expr import Env, compile_expr, render, why_not
+from kiln.runtime.expr import Env, compile_expr, render, whole, why_not
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,9 @@ class Binder:
         for i, t in enumerate(self.tensors):
             g, v = geometry[i], reads[i] if reads[i] is not None else writes[i]
             if g is not None and v is not None:
-                env.strides[t.name], env.colstrides[t.name], env.pointers[t.name] = g.row, g.col, v.ptr
+                env.strides[t.name], env.colstrides[t.name] = g.row, g.col
+                # An in-place operand may be written elsewhere: what holds for both addresses holds for this.
+                env.pointers[t.name] = _address(reads[i]) | _address(writes[i])
         for pred, sentence in self.sig.constraints:
             why = why_not(pred, env)
             if why is not None:
@@ -334,7 +336,7 @@ class Binder:
                 continue
             # Not int(…): a tracer's extents are symbols, and stay so.
             extents = (e(env) for e in self._shapes[i])
-            shape = tuple(int(n) if type(n) is float else n for n in extents)
+            shape = tuple(whole(n) if type(n) is float else n for n in extents)
             if any(n < 0 or n >= 1 << 48 for n in shape) or prod(shape) >= 1 << 48:
                 raise ContractError(
                     f"{self.name}: the output {t.name} would have shape {shape}; check the operands."
@@ -354,6 +356,10 @@ def flat_view(v: View, g: Geometry) -> View:
         return v._replace(shape=g.shape, strides=(g.col,) * len(g.shape))
     outer = contiguous(g.shape[:-1])
     return v._replace(shape=g.shape, strides=(*(s * g.row for s in outer), g.col))
+
+
+def _address(v: View | None) -> int:
+    return 0 if v is None else v.ptr
 
 
 def _overlaps_itself(g: Geometry) -> bool:

@@ -70,6 +70,21 @@ def _roundup(a: int, b: int) -> int:
     return -(-a // b) * b
 
 
+def _next_pow2(a: int) -> int:
+    if type(a) is float:
+        raise OverflowError
+    return 1 << max(0, a - 1).bit_length()
+
+
+INT64 = 1 << 63
+"""Integers of a call are at least minus this, and less."""
+
+
+def whole(value: float) -> int:
+    """A number without its fraction; -1, which is no extent, where 64 bits cannot hold it."""
+    return int(value) if -INT64 <= value < INT64 else -1
+
+
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -221,7 +236,8 @@ def names(tree: Expr | Pred) -> Iterator[tuple[str, str]]:
 def compile_expr(expr: Expr) -> Value:
     """A closure that evaluates a checked expression in an Env.
 
-    The closure raises ContractError for an unknown name or a division by zero.
+    The closure raises ContractError for an unknown name, a division by zero or a value that 64 bits do not
+    hold.
     """
     if type(expr) is not tuple:
         return lambda env: expr
@@ -229,7 +245,10 @@ def compile_expr(expr: Expr) -> Value:
 
     def value(env: Env) -> Any:
         try:
-            return inner(env)
+            found = inner(env)
+            if type(found) is int and not -INT64 <= found < INT64:
+                raise OverflowError
+            return found
         except KeyError as e:
             raise ContractError(
                 f"{render(expr)} needs {e.args[0]!r}, which this call does not determine; "
@@ -238,6 +257,10 @@ def compile_expr(expr: Expr) -> Value:
         except ZeroDivisionError:
             raise ContractError(
                 f"{render(expr)} divides by zero in this call; check its dimensions."
+            ) from None
+        except OverflowError:
+            raise ContractError(
+                f"{render(expr)} leaves the range of 64-bit integers in this call; check its dimensions."
             ) from None
 
     return value
@@ -251,9 +274,16 @@ def _compile_value(expr: Expr) -> Value:
         return _LOOKUPS[head](a)
     x = _compile_value(a)
     if head == "next_pow2":
-        return lambda env: 1 << max(0, x(env) - 1).bit_length()
+        return lambda env: _next_pow2(x(env))
     f, y = _BINARY[head], _compile_value(expr[2])
     return lambda env: f(x(env), y(env))
+
+
+def _attr_number(attrs: Mapping[str, Any], name: str) -> int:
+    value: int | str = attrs[name]
+    if isinstance(value, str):
+        raise KeyError(name)
+    return value
 
 
 _LOOKUPS: Mapping[str, Callable[[str], Value]] = {
@@ -261,7 +291,7 @@ _LOOKUPS: Mapping[str, Callable[[str], Value]] = {
     "stride": lambda name: lambda env: env.strides[name],
     "colstride": lambda name: lambda env: env.colstrides[name],
     "arg": lambda name: lambda env: env.args[name],
-    "attr": lambda name: lambda env: env.attrs[name],
+    "attr": lambda name: lambda env: _attr_number(env.attrs, name),
 }
 
 

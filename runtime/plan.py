@@ -10,9 +10,9 @@ from kiln.runtime.arrays import View, contiguous
 from kiln.runtime.bind import Bound, flat_view
 from kiln.runtime.device import Args, Device, Launcher, PlainLauncher
 from kiln.runtime.dtypes import DTYPES
-from kiln.runtime.entities import Like, Plan, Scalar, Signature, Step
+from kiln.runtime.entities import Like, Plan, Scalar, Signature, Step, Temp
 from kiln.runtime.errors import ContractError
-from kiln.runtime.expr import compile_expr, names
+from kiln.runtime.expr import INT64, compile_expr, names, whole
 from kiln.runtime.recipe import with_args
 from kiln.runtime.scratch import laid_out
 from kiln.runtime.select import Wanted
@@ -23,6 +23,8 @@ Views = list[View | None]
 
 Place = Callable[[], int]
 """What tells the stream of the call, should a kernel have to be loaded for it."""
+MAX_ELEMENTS = 1 << 44
+"""Most elements of a temporary."""
 FAR = 1 << 62
 """Where temporaries lie while addresses are compared: apart from every operand, as they always are."""
 
@@ -115,15 +117,18 @@ class PlanLauncher(PlainLauncher):
         Raises:
             KilnError: a step that no candidate may run.
         """
+        self._op = plan.op
         self._sig = sig
         self._bound = bound
         self._wanted = Wanted(mode=wanted.mode, isa=wanted.isa)
         self._operands = _operand_views(sig, bound, views)
-        self._temps = {}
+        self._temps: dict[str, _Ref] = {}
         sizes: list[int] = []
         for t in plan.temps:
-            dtype = bound.env.dtypes[t.dtype.like] if isinstance(t.dtype, Like) else t.dtype
-            shape = tuple(int(compile_expr(e)(bound.env)) for e in t.shape)
+            dtype = self._temp_dtype(t)
+            shape = tuple(whole(compile_expr(e)(bound.env)) for e in t.shape)
+            if min(shape, default=0) < 0 or prod(max(n, 1) for n in shape) >= MAX_ELEMENTS:
+                raise ContractError(f"{plan.op}: the temporary {t.name} would be too big; check the operands.")
             v = View(0, shape, contiguous(shape), dtype, device.ordinal, False, None)
             self._temps[f"temp:{t.name}"] = _Ref(v, True, len(sizes))
             sizes.append(prod(shape) * DTYPES[dtype])
@@ -133,6 +138,16 @@ class PlanLauncher(PlainLauncher):
         written: set[str] = set()
         self._calls = [self._call(step, callee(step.op), written) for step in plan.steps]
         self._check(args)
+
+    def _temp_dtype(self, t: Temp) -> str:
+        if not isinstance(t.dtype, Like):
+            return t.dtype
+        # A temporary may be like an earlier one, so that none is like itself.
+        earlier = self._temps.get(t.dtype.like)
+        found = self._bound.env.dtypes.get(t.dtype.like) if earlier is None else earlier.view.dtype
+        if found is None:
+            raise ContractError(f"{self._op}: the temporary {t.name} is like an operand that is absent.")
+        return found
 
     def _check(self, args: Args) -> None:
         for c in self._calls:
@@ -245,7 +260,13 @@ def _default(step: Step, o: Scalar) -> float:
 
 
 def _cast(o: Scalar, value: Any) -> int | float:
-    return float(value) if o.dtype in ("f32", "f64") else int(value)
+    if o.dtype in ("f32", "f64"):
+        return float(value)
+    if not -INT64 <= value < INT64:
+        raise ContractError(
+            f"a step passes {o.name} as {o.dtype}, which cannot hold its value; rebuild the tree."
+        )
+    return int(value)
 
 
 def aliasing_is_safe(

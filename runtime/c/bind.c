@@ -404,7 +404,7 @@ static kiln_code output(const binding *n, uint32_t i) {
     number extent;
     kiln_code code = kiln_evaluate(&t->shape[axis], n->b, n->args, &extent, n->error);
     if (code != KILN_OK) return code;
-    g->shape[axis] = extent.real ? (int64_t)extent.value : extent.integer;
+    g->shape[axis] = kiln_whole(&extent);
     fine = fine && g->shape[axis] >= 0 && g->shape[axis] < INT64_C(1) << 48;
     fine = fine && !__builtin_mul_overflow(all, g->shape[axis], &all) && all < INT64_C(1) << 48;
   }

@@ -213,6 +213,14 @@ kiln_code kiln_evaluate(const expr *e, const bound *b, const number *args, numbe
   return kiln_fail_put(error, KILN_CONTRACT, &m);
 }
 
+/* -1, which is no extent, where 64 bits cannot hold it. */
+int64_t kiln_whole(const number *n) {
+  if (!n->real) return n->integer;
+  return kiln_fits(n) ? (int64_t)n->value : -1;
+}
+
+bool kiln_fits(const number *n) { return !n->real || (n->value >= -0x1p63 && n->value < 0x1p63); }
+
 /* ---- predicates ---- */
 
 static kiln_code no(sink *why, const expr *pred) {

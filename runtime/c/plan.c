@@ -13,7 +13,7 @@ static kiln_code shape_temp(const kiln_op *op, const plan_temp *t, const bound *
     number n;
     kiln_code code = kiln_evaluate(&t->shape[i], b, args, &n, error);
     if (code != KILN_OK) return code;
-    v->shape[i] = n.real ? (int64_t)n.value : n.integer;
+    v->shape[i] = kiln_whole(&n);
     v->strides[i] = step;
     fine = fine && v->shape[i] >= 0 && !__builtin_mul_overflow(step, v->shape[i] > 1 ? v->shape[i] : 1, &step);
   }
@@ -121,7 +121,8 @@ kiln_code kiln_step_args(const char *op, const plan_step *step, const op_signatu
     }
     bool real = o->dtype[0] == 'f';
     if (real) out[i] = (number){true, 0, n.real ? n.value : (double)n.integer};
-    else out[i] = (number){false, n.real ? (int64_t)n.value : n.integer, 0};
+    else if (kiln_fits(&n)) out[i] = (number){false, kiln_whole(&n), 0};
+    else return kiln_fail(error, KILN_CONTRACT, "a step passes %s as %s, which cannot hold its value; rebuild the tree.", o->name, o->dtype);
   }
   return KILN_OK;
 }

@@ -66,6 +66,9 @@ typedef struct {
   bool empty;               /* no rows or no columns: nothing is launched */
 } bound;
 kiln_code kiln_evaluate(const expr *e, const bound *b, const number *args, number *out, kiln_error *error);
+/* Whether 64 bits hold a number without its fraction; that, or -1. */
+bool kiln_fits(const number *n);
+int64_t kiln_whole(const number *n);
 /* KILN_OK: it holds. KILN_SELECTION: it does not, and `why` (if not NULL) says so. Else the error. */
 kiln_code kiln_why_not(const expr *pred, const bound *b, const number *args, sink *why, kiln_error *error);
 void kiln_render(sink *s, const expr *e);
