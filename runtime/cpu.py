@@ -232,7 +232,7 @@ def load_object(data: bytes, name: str) -> ctypes.CDLL:
         return _load_from_folder(data, name)
     try:
         _fill(fd, data, name)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        _seal(fd, name)
         return _dlopen(_unique_path(fd), name)
     finally:
         os.close(fd)
@@ -256,8 +256,17 @@ def _fill(fd: int, data: bytes, name: str) -> None:
         # A limit on file sizes holds for files in memory too.
         limit = " (RLIMIT_FSIZE)" if e.errno == errno.EFBIG else ""
         raise UnavailableError(
-            f"{name}: {e.strerror}{limit} while putting its {len(data)} bytes into a memory file; raise that "
-            "limit."
+            f"{name}: {e.strerror}{limit} while putting its {len(data)} bytes into a file; raise that "
+            "limit or make room."
+        ) from None
+
+
+def _seal(fd: int, name: str) -> None:
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as e:
+        raise UnavailableError(
+            f"{name}: {e.strerror} while sealing its memory file; run where that is allowed."
         ) from None
 
 
@@ -281,12 +290,24 @@ def _load_from_folder(data: bytes, name: str) -> ctypes.CDLL:
         ) from None
     try:
         path = os.path.join(folder, f"{next(_serial)}-{name}")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as f:
-            f.write(data)
+        _write_new(path, data, name)
         return _dlopen(path, name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_new(path: str, data: bytes, name: str) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise UnavailableError(
+            f"{name}: {e.strerror} while making a temporary file for it; provide memory files or a writable "
+            "temporary folder."
+        ) from None
+    try:
+        _fill(fd, data, name)
+    finally:
+        os.close(fd)
 
 
 def _dlopen(path: str, name: str) -> ctypes.CDLL:

@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -304,15 +304,24 @@ class CudaDevice:
                 raise
 
     def _give_back(self, modules: list[Any]) -> None:
-        self.driver.call("cuCtxPushCurrent", self._context)
-        try:
-            self.scratch.close()
+        # Whatever fails, the rest is given back; the last failure is told, the others are its context.
+        with ExitStack() as rest:
+            rest.callback(self.release_if_gone)
+            self.driver.call("cuCtxPushCurrent", self._context)
+            rest.callback(self.driver.call, "cuCtxPopCurrent")
             for module in modules:
-                self.driver.call("cuModuleUnload", module)
-        finally:
-            self.driver.call("cuCtxPopCurrent")
-        if self._retained:
-            self._retained = False
+                rest.callback(self.driver.call, "cuModuleUnload", module)
+            rest.callback(self.scratch.close)
+
+    def release_if_gone(self) -> None:
+        """Release the primary context of a closed device, of which an array may have outlived it.
+
+        Raises:
+            DriverError: the driver refuses.
+        """
+        with self._lock:
+            retained, self._retained = self._retained and self.gone, self._retained and not self.gone
+        if retained:
             self.driver.call("cuDevicePrimaryCtxRelease", self.device)
 
 

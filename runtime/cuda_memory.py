@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kiln.runtime.arrays import View, contiguous
@@ -30,8 +31,13 @@ class CudaMemory:
     def allocate(self, size: int, stream: int) -> int:
         """See Memory."""
         address = int(self._call("cuMemAllocAsync", size, stream))
-        # A graph that is captured here may be replayed on a stream that knows nothing of this one's order.
-        self.synchronize(stream)
+        try:
+            # A graph that is captured here may be replayed on a stream that knows nothing of this one's order.
+            self.synchronize(stream)
+        except DriverError:
+            with suppress(DriverError):
+                self.free(address)
+            raise
         return address
 
     def free(self, address: int) -> None:
@@ -113,8 +119,8 @@ class DeviceArray:
             return
         pointer, self.pointer = getattr(self, "pointer", 0), 0
         if pointer and not self._device.forked:
-            try:
+            # The process is shutting down or the context is lost: the memory went with it.
+            with suppress(DriverError, UnavailableError):
                 self._device.memory.free_ordered(pointer, self._stream)
-            except (DriverError, UnavailableError):
-                # The process is shutting down or the context is lost: the memory went with it.
-                return
+            with suppress(DriverError):
+                self._device.release_if_gone()

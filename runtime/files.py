@@ -115,6 +115,13 @@ def check_bytes(data: bytes, size: int, sha256: str, where: str) -> None:
 
 
 def _read_all(fd: int, where: str, most: int) -> bytes:
+    try:
+        return _read_regular(fd, where, most)
+    except OSError as e:
+        raise IntegrityError(f"{where}: {_reason(e)} while reading. Restore the tree.") from None
+
+
+def _read_regular(fd: int, where: str, most: int) -> bytes:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise IntegrityError(f"{where}: not a regular file; expected one. Rebuild the tree.")
@@ -123,12 +130,9 @@ def _read_all(fd: int, where: str, most: int) -> bytes:
             f"{where}: found {status.st_size} bytes, expected at most {most}. Rebuild the tree."
         )
     parts, total = [], 0
-    try:
-        while total <= most and (part := os.read(fd, min(1 << 20, most + 1 - total))):
-            parts.append(part)
-            total += len(part)
-    except OSError as e:
-        raise IntegrityError(f"{where}: {_reason(e)} while reading. Restore the tree.") from None
+    while total <= most and (part := os.read(fd, min(1 << 20, most + 1 - total))):
+        parts.append(part)
+        total += len(part)
     if total > most:
         raise IntegrityError(
             f"{where}: found more than {most} bytes, expected at most that. Rebuild the tree."

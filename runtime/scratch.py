@@ -8,6 +8,7 @@ or its stream released: a CUDA graph may still use what was outgrown.
 
 import ctypes
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -117,9 +118,7 @@ class ScratchPool:
             self._free[stream].append(block)
             return None
         self._hits += 1
-        if self.policy.poison:
-            self._fill(block)
-        return block
+        return self._poisoned(block)
 
     def grow(self, size: int, stream: int, label: str) -> Block:
         """A new block of at least `size` bytes; one that it outgrows is retired, not freed.
@@ -150,9 +149,7 @@ class ScratchPool:
                 raise
             self._retire(have)
             self._growths += 1
-        if self.policy.poison:
-            self._fill(block)
-        return block
+        return self._poisoned(block)
 
     def put(self, block: Block) -> None:
         """Hand a block on to the next call of its stream."""
@@ -193,14 +190,13 @@ class ScratchPool:
     def release(self, stream: int) -> None:
         """Wait for a stream and free its blocks: before it is destroyed. No graph may use them any more."""
         with self._lock:
-            self._given.discard(stream)
-            blocks = self._free.pop(stream, []) + [b for b in self._retired if b.stream == stream]
-            self._retired = [b for b in self._retired if b.stream != stream]
-            owned = [b for b in blocks if b.owned]
-            if owned:
+            blocks = self._free.get(stream, []) + [b for b in self._retired if b.stream == stream]
+            if any(b.owned for b in blocks):
                 self._memory.synchronize(stream)
-            for b in owned:
-                self._memory.free(b.address)
+            self._given.discard(stream)
+            self._free.pop(stream, None)
+            self._retired = [b for b in self._retired if b.stream != stream]
+            self._free_all(blocks)
 
     def poison(self, stream: int) -> None:
         """Fill the blocks of a stream that no call holds with 0xff, on that stream: between replays of a
@@ -213,9 +209,14 @@ class ScratchPool:
         with self._lock:
             blocks = [*self._retired, *(b for free in self._free.values() for b in free)]
             self._retired, self._free = [], {}
+            self._free_all(blocks)
+
+    def _free_all(self, blocks: list[Block]) -> None:
+        # Whatever fails, the rest is freed.
+        with ExitStack() as rest:
             for b in blocks:
                 if b.owned:
-                    self._memory.free(b.address)
+                    rest.callback(self._memory.free, b.address)
 
     def _outgrown(self, stream: int) -> Block | None:
         try:
@@ -250,6 +251,15 @@ class ScratchPool:
             return Block(self._memory.allocate_ordered(size, stream), size, stream)
         size = -(-size // GRAIN) * GRAIN
         return Block(self._memory.allocate(size, stream), size, stream)
+
+    def _poisoned(self, block: Block) -> Block:
+        if self.policy.poison:
+            try:
+                self._fill(block)
+            except BaseException:
+                self.put(block)
+                raise
+        return block
 
     def _fill(self, block: Block) -> None:
         if not self._memory.capturing(block.stream):

@@ -2,6 +2,7 @@
 tables."""
 
 import random
+import re
 import struct
 
 WORDS = (
@@ -58,6 +59,8 @@ def cut_up(document: bytes, rng: random.Random) -> bytes:
     """A document with a few bytes, words, tokens or pieces changed."""
     data = bytearray(document)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        if not data:
+            break
         at, size = rng.randrange(len(data)), rng.choice((0, 1, 1, 2, 5, 20))
         kind = rng.randrange(6)
         if kind == 0:
@@ -76,7 +79,7 @@ def cut_up(document: bytes, rng: random.Random) -> bytes:
 
 def swap_tokens(data: bytearray, rng: random.Random) -> None:
     """Put one quoted word in the place of another: names and values that are legal elsewhere."""
-    marks = [i for i, c in enumerate(data) if c == ord('"')]
+    marks = [m.start() for m in re.finditer(b'"', data)]
     if len(marks) < 4:
         return
     first, second = (rng.randrange(len(marks) // 2) * 2 for _ in range(2))

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from kiln.tests.cubins import compiled, shared_object
+from kiln.tests.cubins import compiled
 from kiln.tests.fuzz.c.seeds import compact, cubins, documents, json_texts, objects
 from kiln.tests.fuzz.python.checks import CUBIN, DIGEST, OBJECT, SIZE
 from kiln.tests.runtime.c.documents import rich
 from kiln.tests.runtime.test_manifest import small
-from kiln.tests.trees import C_SOURCE, Json, cpu_kernel, cuda_kernel, manifest, signature
+from kiln.tests.trees import Json, cpu_kernel, cuda_kernel, manifest, signature
 
 
 def tree(document: Json, artifact: bytes, file: str) -> bytes:
@@ -56,10 +56,10 @@ def trees() -> Iterator[bytes]:
     yield tree(*planned("sm_90a"), CUBIN)
     entry, data = cpu_kernel("doubled")
     yield tree(manifest("cpu-x86_64", [entry]), data, OBJECT)
+    yield tree(small(), data, OBJECT)
     for document in (small(), rich()):
-        yield tree(document, shared_object(C_SOURCE), OBJECT)
         on_cuda = {**document, "target": "sm_90a", "kernels": [{**k, "isa": None} for k in document["kernels"]]}
-        yield tree(on_cuda, compiled()["scaled_sum", "sm_90a"].data, CUBIN)
+        yield tree(on_cuda, compiled()["doubled", "sm_90a"].data, CUBIN)
 
 
 CORPORA: dict[str, Callable[[], Iterable[bytes]]] = {
