@@ -58,7 +58,7 @@ class CpuDevice:
         self.gone = False
         self.scratch = ScratchPool(HostMemory(), scratch or ScratchPolicy())
         self._objects: dict[str, ctypes.CDLL] = {}
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._pool: tuple[int, ThreadPoolExecutor | None] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -137,13 +137,12 @@ class CpuDevice:
         """
         raise UnavailableError("this library was closed; load the tree again.")
 
-    def pool(self) -> "ThreadPoolExecutor":
-        """The worker threads, started at first need; a forked child starts its own."""
-        from concurrent.futures import ThreadPoolExecutor
-
+    def pool(self) -> "ThreadPoolExecutor | None":
+        """The worker threads, started at first need; a forked child starts its own. None if the system gives
+        no thread."""
         with self._lock:
             if self._pool is None or self._pool[0] != os.getpid():
-                self._pool = (os.getpid(), ThreadPoolExecutor(self.threads, thread_name_prefix="kiln"))
+                self._pool = (os.getpid(), _started(self.threads))
             return self._pool[1]
 
     def close(self) -> None:
@@ -152,7 +151,7 @@ class CpuDevice:
         self.scratch.close()
         with self._lock:
             pool, self._pool = self._pool, None
-        if pool is not None and pool[0] == os.getpid():
+        if pool is not None and pool[0] == os.getpid() and pool[1] is not None:
             pool[1].shutdown(wait=True)
 
 
@@ -195,6 +194,8 @@ class CpuLauncher(PlainLauncher):
     def _split(self, where: tuple[int, int, int], total: int) -> int:
         bounds = [total * i // self._chunks for i in range(self._chunks + 1)]
         pool = self._device.pool()
+        if pool is None:
+            return self._call(where, 0, total)
         futures: list[Future[int]] = [
             pool.submit(self._call, where, a, b) for a, b in itertools.pairwise(bounds[1:])
         ]
@@ -216,6 +217,25 @@ class CpuLauncher(PlainLauncher):
             f"{k.op}: row {code - 1} holds an index that is out of range; pass indices inside the "
             "array they select from."
         )
+
+
+def _started(threads: int) -> "ThreadPoolExecutor | None":
+    """A pool of as many threads as the system gives, all running: a thread that could not be started for a
+    part of a call would leave that part to nobody knows when."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    while threads:
+        pool, go, count = ThreadPoolExecutor(threads, thread_name_prefix="kiln"), threading.Event(), 0
+        try:
+            for count in range(threads):
+                pool.submit(go.wait)
+            return pool
+        except RuntimeError:
+            threads = count
+        finally:
+            go.set()
+        pool.shutdown(wait=True)
+    return None
 
 
 def load_object(data: bytes, name: str) -> ctypes.CDLL:

@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from kiln.runtime.errors import (
 )
 from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
+from kiln.runtime.release import every
 from kiln.runtime.scratch import ScratchPolicy, ScratchPool
 from kiln.runtime.targets import legal_targets
 
@@ -304,14 +305,12 @@ class CudaDevice:
                 raise
 
     def _give_back(self, modules: list[Any]) -> None:
-        # Whatever fails, the rest is given back; the last failure is told, the others are its context.
-        with ExitStack() as rest:
-            rest.callback(self.release_if_gone)
-            self.driver.call("cuCtxPushCurrent", self._context)
-            rest.callback(self.driver.call, "cuCtxPopCurrent")
-            for module in modules:
-                rest.callback(self.driver.call, "cuModuleUnload", module)
-            rest.callback(self.scratch.close)
+        every((partial(self._empty_context, modules), self.release_if_gone))
+
+    def _empty_context(self, modules: list[Any]) -> None:
+        self.driver.call("cuCtxPushCurrent", self._context)
+        unload = (partial(self.driver.call, "cuModuleUnload", m) for m in modules)
+        every((self.scratch.close, *unload, partial(self.driver.call, "cuCtxPopCurrent")))
 
     def release_if_gone(self) -> None:
         """Release the primary context of a closed device, of which an array may have outlived it.

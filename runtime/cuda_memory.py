@@ -30,13 +30,20 @@ class CudaMemory:
 
     def allocate(self, size: int, stream: int) -> int:
         """See Memory."""
-        address = int(self._call("cuMemAllocAsync", size, stream))
+        # A graph that is captured here may be replayed on a stream that knows nothing of this one's order.
+        return self._allocated(size, stream, wait=True)
+
+    def _allocated(self, size: int, stream: int, wait: bool) -> int:
+        address = 0
         try:
-            # A graph that is captured here may be replayed on a stream that knows nothing of this one's order.
-            self.synchronize(stream)
+            with self._device.current():
+                address = int(self._device.driver.call("cuMemAllocAsync", size, stream))
+                if wait:
+                    self._device.driver.call("cuStreamSynchronize", stream)
         except DriverError:
-            with suppress(DriverError):
-                self.free(address)
+            if address:
+                with suppress(DriverError):
+                    self.free(address)
             raise
         return address
 
@@ -46,7 +53,7 @@ class CudaMemory:
 
     def allocate_ordered(self, size: int, stream: int) -> int:
         """See Memory."""
-        return int(self._call("cuMemAllocAsync", size, stream))
+        return self._allocated(size, stream, wait=False)
 
     def free_ordered(self, address: int, stream: int) -> None:
         """See Memory."""

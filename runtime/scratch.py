@@ -8,13 +8,14 @@ or its stream released: a CUDA graph may still use what was outgrown.
 
 import ctypes
 import threading
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from kiln.runtime.errors import ContractError, UnavailableError
+from kiln.runtime.release import every
 
 ALIGN = 256
 """Every block, and every buffer in one, starts at a multiple of this."""
@@ -136,13 +137,12 @@ class ScratchPool:
             have = self._outgrown(stream)
             if stream in self._given:
                 self._refuse_given(size, have, label)
-            if self.policy.pool and self._memory.capturing(stream):
-                self._restore(have)
-                raise UnavailableError(
-                    f"{label}: scratch growth during graph capture: need {size} bytes, have "
-                    f"{have.size if have else 0}; reserve() the call on this stream before capturing."
-                )
             try:
+                if self.policy.pool and self._memory.capturing(stream):
+                    raise UnavailableError(
+                        f"{label}: scratch growth during graph capture: need {size} bytes, have "
+                        f"{have.size if have else 0}; reserve() the call on this stream before capturing."
+                    )
                 block = self._allocate(size, stream)
             except BaseException:
                 self._restore(have)
@@ -212,11 +212,7 @@ class ScratchPool:
             self._free_all(blocks)
 
     def _free_all(self, blocks: list[Block]) -> None:
-        # Whatever fails, the rest is freed.
-        with ExitStack() as rest:
-            for b in blocks:
-                if b.owned:
-                    rest.callback(self._memory.free, b.address)
+        every(partial(self._memory.free, b.address) for b in blocks if b.owned)
 
     def _outgrown(self, stream: int) -> Block | None:
         try:

@@ -21,7 +21,7 @@ def mutated(name: str, data: bytes, most: int, seed: int) -> bytes:
         return bytes(atheris.Mutate(data, most))
     if name == "tree":
         text, zero, artifact = data.partition(b"\0")
-        if artifact and rng.random() < 0.3:
+        if len(artifact) > 64 and rng.random() < 0.3:
             return (text + zero + overwritten(artifact, rng))[:most]
         return (cut_up(text, rng) + zero + artifact)[:most]
     change = overwritten if name in ("cubin", "object") else cut_up
