@@ -182,7 +182,7 @@ def test_changed_bytes_are_refused(tree: Path, name: str) -> None:
     path = tree / "cpu-x86_64" / name
     data = path.read_bytes()
     for changed, why in (
-        (data[:-1], "bytes, expected"),
+        (data[:-1], "bytes[,;] expected"),
         (data + b"\n", "at most"),
         (data[:40] + bytes([data[40] ^ 1]) + data[41:], "sha256"),
         (b"\0" * len(data), "sha256"),
