@@ -225,13 +225,15 @@ def _started(threads: int) -> "ThreadPoolExecutor | None":
     from concurrent.futures import ThreadPoolExecutor
 
     while threads:
-        pool, go, count = ThreadPoolExecutor(threads, thread_name_prefix="kiln"), threading.Event(), 0
+        pool, go = ThreadPoolExecutor(threads, thread_name_prefix="kiln"), threading.Event()
+        running = 0
         try:
-            for count in range(threads):
+            while running < threads:
                 pool.submit(go.wait)
+                running += 1
             return pool
         except RuntimeError:
-            threads = count
+            threads = running
         finally:
             go.set()
         pool.shutdown(wait=True)

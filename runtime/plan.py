@@ -128,7 +128,9 @@ class PlanLauncher(PlainLauncher):
             dtype = self._temp_dtype(t)
             shape = tuple(whole(compile_expr(e)(bound.env)) for e in t.shape)
             if min(shape, default=0) < 0 or prod(max(n, 1) for n in shape) >= MAX_ELEMENTS:
-                raise ContractError(f"{plan.op}: the temporary {t.name} would be too big; check the operands.")
+                raise ContractError(
+                    f"{plan.op}: the temporary {t.name} would be too big; check the operands."
+                )
             v = View(0, shape, contiguous(shape), dtype, device.ordinal, False, None)
             self._temps[f"temp:{t.name}"] = _Ref(v, True, len(sizes))
             sizes.append(prod(shape) * DTYPES[dtype])

@@ -13,8 +13,15 @@ import pytest
 
 import kiln.runtime as kiln
 from kiln.runtime.arrays import described
+from kiln.runtime.cubin import read_cubin
+from kiln.runtime.elf import read_elf
 from kiln.runtime.errors import ContractError, IntegrityError, SchemaError
+from kiln.runtime.manifest import parse_kernel
+from kiln.runtime.proof import prove_launch
+from kiln.tests.cubins import compiled
+from kiln.tests.runtime.test_cubin import patched
 from kiln.tests.runtime.trees import cpu_manifest, write_tree
+from kiln.tests.trees import cuda_kernel
 
 X = np.ones((2, 3), np.float32)
 NOTHING = hashlib.sha256(b"").hexdigest()
@@ -86,6 +93,22 @@ def test_files_that_change_while_they_are_read(tree: Path, name: str, how: str) 
     assert ran + refused < 2000, (ran, refused)
     path.write_bytes(good)
     load_and_run(tree)
+
+
+def without_kernel() -> bytes:
+    """A cubin whose function is no entry any more."""
+    data = compiled()["scaled_sum", "sm_90a"].data
+    elf = read_elf(data)
+    table = elf.find(".symtab")
+    assert table is not None
+    at = next(i for i, s in enumerate(elf.symbols(table)) if s.other & 0x10)
+    return patched(data, "<B", table.offset + 24 * at + 5, 0)
+
+
+def test_a_cubin_without_a_kernel() -> None:
+    assert read_cubin(without_kernel()).kernels == {}
+    entry = parse_kernel(cuda_kernel(compiled()["scaled_sum", "sm_90a"]))
+    assert "which holds []" in prove_launch(entry, "sm_90a", without_kernel())[0]
 
 
 @pytest.mark.parametrize("shape", [(1 << 40, 1 << 40), (1 << 62, 4), ((1 << 63) - 1, (1 << 63) - 1)])

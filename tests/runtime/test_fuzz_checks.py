@@ -87,7 +87,7 @@ def test_a_leak_is_a_finding(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(AssertionError, match="descriptor is left open"):
             trees.check(data)
     monkeypatch.setattr(cuda_memory.CudaMemory, "free_ordered", lambda *_: None)
-    with pytest.raises(AssertionError, match="memory is left|descriptor"):
+    with pytest.raises(AssertionError, match=r"memory is left|descriptor"):
         trees.check(data)
 
 

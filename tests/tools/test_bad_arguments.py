@@ -18,8 +18,9 @@ def test_odd_paths_are_told_in_any_locale(locale: str, path: str) -> None:
 
 
 def test_no_home(tree: Path) -> None:
-    environment = {"HOME": "/nonexistent", "TMPDIR": "/nonexistent", "XDG_CACHE_HOME": "/nonexistent"}
-    with kiln_process("targets", "--tree", str(tree), **environment) as process:
+    none = "/nonexistent"
+    arguments = ("targets", "--tree", str(tree))
+    with kiln_process(*arguments, HOME=none, TMPDIR=none, XDG_CACHE_HOME=none) as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert "sm_90a" in out

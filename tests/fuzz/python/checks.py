@@ -37,9 +37,11 @@ def refused(kind: type[KilnError], run: Callable[[], Any]) -> bool:
     try:
         run()
     except kind as e:
-        assert str(e), "an error without a message"
-        return True
-    return False
+        said = str(e)
+    else:
+        return False
+    assert said, "an error without a message"
+    return True
 
 
 def json_text(data: bytes) -> bool:
@@ -174,7 +176,7 @@ def check_clean(driver: FakeDriver) -> None:
         assert names.count(made) == names.count(gone), f"{made} without {gone}"
 
 
-_EXTENTS = ({}, {"M": 3, "N": 64, "K": 2, "V": 5}, {"M": 0, "N": 1})
+_EXTENTS: tuple[dict[str, int], ...] = ({}, {"M": 3, "N": 64, "K": 2, "V": 5}, {"M": 0, "N": 1})
 
 
 def call_every_way(library: Library, name: str, device: Any) -> None:

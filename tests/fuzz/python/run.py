@@ -32,9 +32,13 @@ def main() -> None:
     """Run until libFuzzer's options say stop."""
     name = sys.argv.pop(1)
     check = checks.Trees().check if name == "tree" else checks.CHECKS[name]
+
+    def one(data: bytes) -> None:
+        check(data)
+
     atheris.Setup(
         sys.argv,
-        lambda data: None if check(data) is None else None,
+        one,
         custom_mutator=lambda data, most, seed: mutated(name, data, most, seed),
     )
     atheris.Fuzz()

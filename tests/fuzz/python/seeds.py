@@ -58,7 +58,11 @@ def trees() -> Iterator[bytes]:
     yield tree(manifest("cpu-x86_64", [entry]), data, OBJECT)
     yield tree(small(), data, OBJECT)
     for document in (small(), rich()):
-        on_cuda = {**document, "target": "sm_90a", "kernels": [{**k, "isa": None} for k in document["kernels"]]}
+        on_cuda = {
+            **document,
+            "target": "sm_90a",
+            "kernels": [{**k, "isa": None} for k in document["kernels"]],
+        }
         yield tree(on_cuda, compiled()["doubled", "sm_90a"].data, CUBIN)
 
 

@@ -16,6 +16,7 @@ from kiln.tests.runtime.test_cubin import held
 from kiln.tests.runtime.test_manifest import index, small, text_of
 from kiln.tests.trees import C_SOURCE
 
+
 @pytest.mark.parametrize("seed", range(4))
 def test_manifests(libkiln_core: Core, seed: int) -> None:
     rng, accepted = random.Random(seed), 0
