@@ -16,7 +16,7 @@ class Place:
     """A device, a call of every kernel and plan on its memory, and what each must leave there."""
 
     def __init__(self, library: Library, target: str, selected: Selected) -> None:
-        self.library, self.stage = library, Stage(cuda(library))
+        self.lib, self.stage = library, Stage(cuda(library))
         self.found = subjects(library, target, selected)[0]
         self.expected = [eager(library, self.stage, s, 1) for s in self.found]
         for s in self.found:
@@ -30,15 +30,15 @@ class Place:
                 if turn and s.in_place:
                     continue
                 try:
-                    run_call(self.library, s, self.stage.stream)
+                    run_call(self.lib, s, self.stage.stream)
                 except KilnError as e:
-                    faults.append(f"{self.library.device.label}: {s.case}: {e}")
+                    faults.append(f"{self.lib.device.label}: {s.case}: {e}")
                     return
 
     def faults(self) -> list[str]:
         """Calls that did not leave what they must."""
         return [
-            f"{self.library.device.label}: {s.case}: its bits change beside another device"
+            f"{self.lib.device.label}: {s.case}: its bits change beside another device"
             for s, wanted in zip(self.found, self.expected, strict=True)
             if self.stage.get(s) != wanted
         ]
@@ -67,7 +67,7 @@ def devices(opens: Sequence[Open], target: str, selected: Selected) -> list[Chec
 
 def _taken(here: Place, s: Subject) -> list[str]:
     try:
-        run_call(here.library, s, here.stage.stream)
+        run_call(here.lib, s, here.stage.stream)
     except ContractError:
         return []
-    return [f"{here.library.device.label}: {s.case}: operands of another device were taken"]
+    return [f"{here.lib.device.label}: {s.case}: operands of another device were taken"]
