@@ -1,5 +1,5 @@
-"""README's Python quick starts run as they stand and print what README says they do. The C, C++ and CMake ones: see
-tests/runtime/engine."""
+"""README's Python quick starts run as they stand and print what README says they do. The C, C++ and CMake
+ones: see tests/runtime/engine."""
 
 from __future__ import annotations
 
