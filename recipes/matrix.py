@@ -70,6 +70,11 @@ FAMILIES: dict[str, str] = {
 }
 """Row name -> title, in the matrix's order."""
 
-CAPABILITIES: dict[str, str] = {"KERNEL-CUDA-DISPATCH-AOT": "cuda_dispatch"}
+CAPABILITIES: dict[str, str] = {
+    "KERNEL-ACCEL-PROVIDER-SELECT": "provider_selection",
+    "KERNEL-CUDA-DISPATCH-AOT": "cuda_dispatch",
+    "KERNEL-GDN-SCRATCH": "scratch",
+    "FIX-FP8-PLAN-CAPTURE": "capture",
+}
 """Rows without ops of their own: what carries kernels, and is proved by the kernels that it carried
 (`kiln.tools.capabilities`)."""

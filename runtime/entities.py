@@ -4,17 +4,17 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from kiln.runtime.expr import Expr, Pred
 from kiln.runtime.expr import names as names_in
+from kiln.runtime.record import record
 
 Json = Any
 
 
-@dataclass(frozen=True)
+@record
 class DTypeVar:
     """An element type chosen per call; operands that name the same `var` share it."""
 
@@ -22,7 +22,7 @@ class DTypeVar:
     choices: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Tensor:
     """A tensor operand."""
 
@@ -36,7 +36,7 @@ class Tensor:
     doc: str
 
 
-@dataclass(frozen=True)
+@record
 class Scalar:
     """A number given at each call; an integer scalar `k` also binds the dimension `K` where the shapes name
     it."""
@@ -53,7 +53,7 @@ class Scalar:
 Operand = Tensor | Scalar
 
 
-@dataclass(frozen=True)
+@record
 class Attr:
     """A compile-time constant of a call."""
 
@@ -63,7 +63,7 @@ class Attr:
     doc: str
 
 
-@dataclass(frozen=True)
+@record
 class Contract:
     """The numerics promise."""
 
@@ -72,7 +72,7 @@ class Contract:
     max_eps: float
 
 
-@dataclass(frozen=True)
+@record
 class Signature:
     """What callers of an op see."""
 
@@ -110,7 +110,7 @@ class Signature:
         return tuple(o for o in self.operands if isinstance(o, Scalar))
 
 
-@dataclass(frozen=True)
+@record
 class Param:
     """One parameter of an entry, in order. Which fields are set depends on `kind`:
 
@@ -129,7 +129,7 @@ class Param:
     equals: int | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Scratch:
     """Device memory that a launch needs and nobody sees afterwards."""
 
@@ -138,7 +138,7 @@ class Scratch:
     align: int
 
 
-@dataclass(frozen=True)
+@record
 class Isa:
     """The CPU tier a kernel was compiled for and every feature it needs, as /proc/cpuinfo spells them."""
 
@@ -146,7 +146,7 @@ class Isa:
     features: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Selftest:
     """Seeded inputs on which the kernel must meet its contract."""
 
@@ -154,7 +154,7 @@ class Selftest:
     shape: Mapping[str, int]
 
 
-@dataclass(frozen=True)
+@record
 class Numerics:
     """A kernel's own contract and self-test."""
 
@@ -162,7 +162,7 @@ class Numerics:
     selftest: Selftest
 
 
-@dataclass(frozen=True)
+@record
 class Kernel:
     """One launchable entry of an artifact: identity, launch contract, selection, resources, numerics."""
 
@@ -192,14 +192,14 @@ class Kernel:
     specialization: Mapping[str, Json]
 
 
-@dataclass(frozen=True)
+@record
 class Like:
     """The element type of an operand."""
 
     like: str
 
 
-@dataclass(frozen=True)
+@record
 class Temp:
     """An intermediate tensor of a plan."""
 
@@ -208,7 +208,7 @@ class Temp:
     shape: tuple[Expr, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Step:
     """One call of a plan: operands of `op` bound to operands of the plan, temps, or nothing."""
 
@@ -218,7 +218,7 @@ class Step:
     attrs: Mapping[str, bool | int | str]
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """A way to run an op as several calls of others."""
 
@@ -232,7 +232,7 @@ class Plan:
     steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Source:
     """A file that ships beside the artifacts and is never loaded."""
 
@@ -240,7 +240,7 @@ class Source:
     sha256: str
 
 
-@dataclass(frozen=True)
+@record
 class Manifest:
     """Everything needed to verify and launch every artifact of a target."""
 
@@ -258,7 +258,7 @@ class Manifest:
         return {**{k.file: Source(k.bytes, k.sha256) for k in self.kernels}, **self.sources}
 
 
-@dataclass(frozen=True)
+@record
 class IndexEntry:
     """Where a target's manifest is, and what it must be."""
 
@@ -267,7 +267,7 @@ class IndexEntry:
     sha256: str
 
 
-@dataclass(frozen=True)
+@record
 class Index:
     """The root of trust of a tree."""
 

@@ -9,10 +9,10 @@ next candidate below it.
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from kiln.runtime.errors import ContractError, KilnError, ProviderError
+from kiln.runtime.record import record
 
 NATIVE, NATIVE_PRIORITY = "kiln", 0
 """What the candidates of the tree are called in the order of providers, and where they stand."""
@@ -26,7 +26,7 @@ Arrays = Literal["numpy", "torch", "view"]
 """What a provider gets its operands as."""
 
 
-@dataclass(frozen=True)
+@record
 class Capabilities:
     """What a device says of itself.
 
@@ -53,7 +53,7 @@ class Decline(KilnError):
 Supports = Callable[[Capabilities], bool]
 
 
-@dataclass(frozen=True)
+@record
 class Provider:
     """A way to run an op that is the caller's own.
 
@@ -85,7 +85,7 @@ class Provider:
         return -self.priority, self.variant.encode()
 
 
-@dataclass(frozen=True)
+@record
 class ProviderStats:
     """What happened to the calls of one op.
 

@@ -6,7 +6,6 @@ reported. A plan's steps stay in the root of the plan: a pack runs what it was t
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +14,7 @@ from kiln.runtime.entities import Index, Manifest
 from kiln.runtime.errors import ContractError, IntegrityError, UnavailableError
 from kiln.runtime.files import Folder, check_bytes
 from kiln.runtime.manifest import parse_index, parse_manifest
+from kiln.runtime.record import record
 from kiln.runtime.schema import MAX_INDEX_BYTES
 from kiln.runtime.signature import (
     SIGNATURE,
@@ -28,7 +28,7 @@ from kiln.runtime.signature import (
 Root = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
+@record
 class OpenRoot:
     """A root whose index and manifests were verified.
 
@@ -47,7 +47,7 @@ class OpenRoot:
     manifests: dict[str, Manifest]
 
 
-@dataclass(frozen=True)
+@record
 class RootInfo:
     """What a library has of one root.
 

@@ -228,7 +228,7 @@ def seal_for(library: Library, stage: Stage, found: Sequence[Subject]) -> None:
 def graphs(opened: Open, target: str, selected: Selected) -> list[Check]:
     """Capture each call as the first use of its kernel, then compare replays with eager calls."""
     captured, replayed = Check("captured as first use"), Check("replays equal eager calls")
-    with opened(ScratchPolicy()) as sealed, opened(ScratchPolicy(poison=True)) as eager:
+    with opened(ScratchPolicy()) as sealed, opened(ScratchPolicy(poison=True)) as plain:
         stage = Stage(cuda(sealed))
         found, captured.faults = subjects(sealed, target, selected)
         seal_for(sealed, stage, found)
@@ -243,7 +243,7 @@ def graphs(opened: Open, target: str, selected: Selected) -> list[Check]:
         for s, graph in kept:
             for turn in range(1, REPLAYS + 1):
                 replayed.count += 1
-                if _replayed(sealed, stage, s, graph, turn) != _eager(eager, stage, s, turn):
+                if _replayed(sealed, stage, s, graph, turn) != eager(plain, stage, s, turn):
                     replayed.faults.append(f"{s.case}: replay {turn} differs from the eager call")
     return [captured, replayed]
 
@@ -255,7 +255,8 @@ def _replayed(library: Library, stage: Stage, s: Subject, graph: Any, turn: int)
     return stage.get(s)
 
 
-def _eager(library: Library, stage: Stage, s: Subject, turn: int) -> bytes:
+def eager(library: Library, stage: Stage, s: Subject, turn: int) -> bytes:
+    """The memory of a call after it ran once."""
     stage.put(s, s.block(library, turn))
     run_call(library, s, stage.stream)
     return stage.get(s)
@@ -271,7 +272,7 @@ def scratch(opened: Open, target: str, selected: Selected) -> list[Check]:
         for s in subjects(a, target, selected)[0]:
             if s.case.variant in plans or _has_scratch(a, target, s):
                 check.count += 1
-                first, *others = (_eager(library, stage, s, 1) for library in (a, b, c))
+                first, *others = (eager(library, stage, s, 1) for library in (a, b, c))
                 if any(o != first for o in others):
                     check.faults.append(f"{s.case}: its bits depend on where its scratch comes from")
     return [check]
@@ -290,7 +291,7 @@ def streams(opened: Open, target: str, selected: Selected) -> list[Check]:
         for s in subjects(library, target, selected)[0]:
             check.count += 1
             twin = Subject(s.case, DriverRig(cuda(library)), {})
-            expected = _eager(library, stage, s, 1)
+            expected = eager(library, stage, s, 1)
             for subject in (s, twin):
                 stage.put(subject, subject.block(library, 1))
             for _ in range(1 if s.in_place else ROUNDS):
@@ -314,7 +315,7 @@ def contexts(opened: Open, target: str, selected: Selected) -> list[Check]:
                 "another context, captured": lambda work: stage.replay(stage.capture(lambda: within(work))),
             }
             for s in subjects(library, target, selected)[0][:FEW]:
-                expected = _eager(library, stage, s, 1)
+                expected = eager(library, stage, s, 1)
                 for name, around in ways.items():
                     check.count += 1
                     stage.put(s, s.block(library, 1))
@@ -356,7 +357,7 @@ def soak(opened: Open, target: str, selected: Selected, launches: int) -> list[C
     with opened(ScratchPolicy()) as library:
         stage = Stage(cuda(library))
         found = subjects(library, target, selected)[0]
-        expected = [_eager(library, stage, s, 1) for s in found]
+        expected = [eager(library, stage, s, 1) for s in found]
         steady = [s for s in found if not s.in_place]
         for s in steady:
             stage.put(s, s.block(library, 1))
@@ -392,7 +393,7 @@ def _compare(
     for s, wanted in zip(found, expected, strict=True):
         if not s.in_place and stage.get(s) != wanted:
             check.faults.append(f"{s.case}: its bits changed in the soak")
-        if s.in_place and _eager(library, stage, s, 1) != wanted:
+        if s.in_place and eager(library, stage, s, 1) != wanted:
             check.faults.append(f"{s.case}: its bits changed after the soak")
 
 
@@ -401,15 +402,23 @@ def run(args: argparse.Namespace, root: Path) -> int:
     began = time.perf_counter()
     ordinal = int(args.device.partition(":")[2] or 0)
 
-    def opened(policy: ScratchPolicy) -> Library:
-        return load(root, CudaDevice(ordinal, scratch=policy))
+    def opener(which: int) -> Open:
+        return lambda policy: load(root, CudaDevice(which, scratch=policy))
 
+    opened = opener(ordinal)
     with opened(ScratchPolicy()) as library:
-        cuda(library)
+        count = int(cuda(library).driver.call("cuDeviceGetCount"))
         target = targets_of(library, args.target)[0]
         require_matches(args.op, library.ops)
         label = describe(library.device)
     checks = look(opened, target, lambda op: matches(op, args.op), args.graphs, args.soak)
+    if args.graphs and count > 1:
+        from kiln.tools.several import devices
+
+        opens = [opener(n) for n in range(count)]
+        checks += devices(opens, target, lambda op: matches(op, args.op))
+    elif args.graphs:
+        note("one device here: several at once were not tried")
     ok = all(c.count and not c.faults for c in checks)
     document = {"ok": ok, "device": label[0], "driver": label[1], "target": target}
     document["seconds"] = round(time.perf_counter() - began, 3)

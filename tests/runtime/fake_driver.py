@@ -27,7 +27,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906
 
 
-class Function(tuple[str, bytes]):
+class Function(tuple[Any, ...]):
     """A function handle; `context` is the one it was loaded in."""
 
     context: int

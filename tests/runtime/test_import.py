@@ -59,9 +59,9 @@ def test_leaf(options: tuple[str, ...]) -> None:
 
 
 def test_import_is_quick() -> None:
-    code = "import time, numpy; t = time.perf_counter(); import kiln.runtime; print(time.perf_counter() - t)"
-    # The budget is 40 ms on an idle machine; a busy one gets several tries.
-    assert min(float(python(code)) for _ in range(5)) < 0.08
+    code = "import time, numpy; t = time.process_time(); import kiln.runtime; print(time.process_time() - t)"
+    # The budget is 40 ms of an idle machine; a busy one gets several tries, and what it needs more.
+    assert min(float(python(code)) for _ in range(5)) < 0.06
 
 
 def test_one_environment_variable() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kiln.runtime.entities import Kernel, Manifest
 from kiln.tests.runtime.c import libkiln
-from kiln.tests.runtime.fake_driver import FakeDriver, read_params
+from kiln.tests.runtime.fake_driver import CUresult, FakeDriver, Function, read_params
 from kiln.tests.runtime.trees import write_tree
 
 FORMATS = {"ptr": "Q", "i32": "i", "i64": "q", "f32": "f", "f64": "d"}
@@ -143,26 +143,28 @@ class RecordingDriver(FakeDriver):
         return SimpleNamespace(value=SimpleNamespace(clusterDim=SimpleNamespace()))
 
     def cuModuleGetFunction(self, module: Any, name: bytes) -> Any:
-        found = ("function", name, hashlib.sha256(module[1]).hexdigest())
+        found = Function(("function", name, hashlib.sha256(module[1]).hexdigest()))
+        found.context = self.stack[-1]
         return self._result("cuModuleGetFunction", (module, name), found)
 
     def cuLaunchKernelEx(self, config: Any, function: Any, params: int, extra: int) -> Any:
+        status = super().cuLaunchKernelEx(config, function, params, extra)
+        if status[0] == CUresult.CUDA_SUCCESS:
+            self.recorded.append(self._launched(config, function, params))
+        return status
+
+    def _launched(self, config: Any, function: Any, params: int) -> Launch:
         _, name, digest = function
-        values = tuple(read_params(params, self.formats[digest, name.decode()]))
-        attributes = tuple(_attribute(a) for a in config.attrs)
-        self.recorded.append(
-            Launch(
-                name.decode(),
-                digest,
-                (config.gridDimX, config.gridDimY, config.gridDimZ),
-                (config.blockDimX, config.blockDimY, config.blockDimZ),
-                config.sharedMemBytes,
-                int(config.hStream),
-                attributes,
-                values,
-            )
+        return Launch(
+            name.decode(),
+            digest,
+            (config.gridDimX, config.gridDimY, config.gridDimZ),
+            (config.blockDimX, config.blockDimY, config.blockDimZ),
+            config.sharedMemBytes,
+            int(config.hStream),
+            tuple(_attribute(a) for a in config.attrs),
+            tuple(read_params(params, self.formats[digest, name.decode()])),
         )
-        return super().cuLaunchKernelEx(config, function, params, extra)
 
 
 def _attribute(a: Any) -> tuple[int, ...]:

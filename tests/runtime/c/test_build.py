@@ -60,12 +60,13 @@ def test_cpp_includes_the_header(tmp_path: Path) -> None:
         "  return a[1].kind == KILN_KIND_NUMBER && a[3].integer == 1 ? 0 : 1;\n}\n",
         encoding="ascii",
     )
-    zig = [*libkiln.compilers()["zig"][:-2], "c++"]
-    for compiler in ([["g++"]] if shutil.which("g++") else []) + [zig]:
-        out = tmp_path / "engine"
-        options = ["-std=c++11", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", str(source), "-o", str(out)]
-        subprocess.run([*compiler, *options], check=True)
-        assert subprocess.run([out], check=False).returncode == 0
+    options = ["-std=c++11", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", str(source), "-o"]
+    # Compiled alone: to link, zig first builds its C++ library, which takes more than a minute.
+    zig = [*libkiln.compilers()["zig"][:-2], "c++", "-c"]
+    subprocess.run([*zig, *options, str(tmp_path / "engine.o")], check=True)
+    if shutil.which("g++"):
+        subprocess.run(["g++", *options, str(tmp_path / "engine")], check=True)
+        assert subprocess.run([tmp_path / "engine"], check=False).returncode == 0
 
 
 def sanitized(tmp_path: Path, sanitizer: str) -> Path:

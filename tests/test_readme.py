@@ -1,0 +1,63 @@
+"""README's Python quick starts run as they stand and print what README says they do. The C, C++ and CMake
+ones: see tests/runtime/engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kiln.tests.support.readme import ROOT, block, blocks, prints
+
+ENGINE = "lib.prepare()"
+PROVIDER = "register_provider"
+TORCH = "import torch"
+
+
+def ran(*parts: str) -> str:
+    """What the code prints, as a program of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".typing")}
+    command = [sys.executable, "-c", "\n".join(parts)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def shown_after(code: str) -> str:
+    """The block that follows a Python block in README."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    rest = text[text.index(code) + len(code) :].removeprefix("```\n")
+    assert rest.startswith("```\n"), "README shows no output right below this block"
+    return rest.removeprefix("```\n").partition("```")[0]
+
+
+def test_numbers_of_a_first_call() -> None:
+    code = block("python", "rms_norm_quant_fp8_per_token")
+    assert prints(shown_after(code), ran(code))
+
+
+def test_an_engine_and_a_provider() -> None:
+    engine, provider = block("python", ENGINE), block("python", PROVIDER)
+    assert prints(shown_after(engine), ran(engine))
+    assert prints(shown_after(engine) + shown_after(provider), ran(engine, provider))
+
+
+def test_pytorch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed; kernel-kiln[torch] brings it")
+    code = block("python", TORCH)
+    assert prints(shown_after(code), ran(code))
+
+
+def test_a_block_that_prints_something_else_is_found() -> None:
+    code = block("python", ENGINE)
+    assert not prints(shown_after(code), ran(code.replace("y[0, 0]", "y[0, 0] + 1")))
+
+
+def test_every_block_has_a_test() -> None:
+    declarations = ("def _silu_mul_quant_fp8", "LEAKY_RELU = triton_op")
+    run = ("rms_norm_quant_fp8_per_token", ENGINE, PROVIDER, TORCH)
+    assert all(any(mark in body for mark in (*declarations, *run)) for body in blocks("python"))
