@@ -259,12 +259,13 @@ COMMANDS = {
     105: BadInput("odd locales, arguments and terminals",
                   "tools/bad_arguments::odd_paths_are_told_in_any_locale tools/cli::odd_terminal_widths "
                   "tools/cli::text_survives_an_ascii_terminal", COMMAND),
+    # One that hangs is not timed out: an interrupt ends the build, and leaves the tree as it was.
     106: BadInput("an assembler that is missing, another, hanging or crashing",
                   "backends/cuda/assembler::an_assembler_that_is_none "
                   "backends/cuda/assembler::an_assembler_that_is_missing "
-                  "backends/cuda/assembler::an_assembler_that_hangs "
                   "backends/cuda/assembler::another_assembler_in_the_environment_is_not_used "
-                  "compiler/pipeline::a_job_that_takes_its_process_down_fails_alone", BUILDER),
+                  "compiler/pipeline::a_job_that_takes_its_process_down_fails_alone "
+                  "compiler/pipeline::an_interrupted_build_leaves_the_tree_and_no_worker", BUILDER),
     107: BadInput("no compiler for a command that needs none",
                   "tools/list::runtime_alone_is_enough "
                   "runtime/verify::no_compiler_no_assertion_and_no_write_is_needed "
