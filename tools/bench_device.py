@@ -53,7 +53,7 @@ class Bench(Protocol):
         ...
 
     def copy(self, size: int) -> Sequence[Callable[[], Any]]:
-        """Runs that copy `size` bytes, read and written together, over as many buffers as an op has."""
+        """Runs that copy `size` bytes, read and written together, over as many inputs as an op has."""
         ...
 
     def settle(self) -> None:
@@ -186,11 +186,9 @@ class CudaBench:
     def copy(self, size: int) -> Sequence[Callable[[], Any]]:
         """See Bench."""
         t, words = self.torch, max(size // 8, 1)
-        pairs = [
-            [t.empty(words, dtype=t.int32, device=self.where).random_() for _ in range(2)]
-            for _ in range(self.copies(size))
-        ]
-        return [partial(t.add, a, 0, out=b) for a, b in pairs]
+        out = t.empty(words, dtype=t.int32, device=self.where)
+        sources = [t.empty_like(out).random_() for _ in range(self.copies(size))]
+        return [partial(t.add, source, 0, out=out) for source in sources]
 
     def settle(self) -> None:
         """See Bench."""
