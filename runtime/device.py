@@ -1,5 +1,6 @@
 """What a device offers the loader, and a device that is only pretended, to ask what would run where."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
@@ -83,14 +84,14 @@ class Runs(Protocol):
         """See Launcher."""
 
 
-class PlainLauncher:
+class PlainLauncher(ABC):
     """A launcher that needs no scratch and keeps nothing ready between runs."""
 
     scratch_bytes = 0
 
+    @abstractmethod
     def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
         """See Launcher."""
-        raise NotImplementedError
 
     def bind(self, pointers: Sequence[int], args: Args, stream: int) -> Call:
         """See Launcher."""

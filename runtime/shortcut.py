@@ -7,6 +7,7 @@ found here, or wrong, goes the long way, which says what is wrong.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
@@ -94,7 +95,7 @@ UNKNOWN = Miss(Form({}, None, (), (), (), ()), (), ())
 """A call whose form was not seen before, or that is wrong."""
 
 
-class ShortWay:
+class ShortWay(ABC):
     """A callable op that knows the layouts of its calls; `_long` is the way of all others."""
 
     device: Device
@@ -104,18 +105,18 @@ class ShortWay:
     def __init__(self) -> None:
         self._forms: dict[Any, Form] = {}
 
+    @abstractmethod
     def _long(self, operands: Values, named: dict[str, Any], out: Any, stream: Any, miss: Miss) -> Any:
         """Check everything, run, and `learn` or `keep` what was found."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _launch(self, decision: Decision, pointers: Sequence[int], args: Args, stream: int) -> None:
         """Run a decision that needs scratch."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def key_scalars(self) -> list[int]:
         """Positions of the scalars on whose values the choice or the shape of a launch depends."""
-        raise NotImplementedError
 
     def forget(self) -> None:
         """Let every call be checked once more: the library was sealed or closed, or its providers changed."""
