@@ -84,7 +84,7 @@ kiln_code kiln_set_zeroed_scratch(kiln_library *library, kiln_stream stream, voi
 static kiln_code empty_all(kiln_library *library, const context *c, kiln_stream stream, kiln_error *error) {
   kiln_code code = KILN_OK;
   for (scratch_pool *p = atomic_load_explicit(&library->scratch, memory_order_acquire); p != NULL; p = p->next) {
-    if (p->context != c || p->stream != stream) continue;
+    if (library->kind == DEVICE_CUDA && (p->context != c || p->stream != stream)) continue;
     while (!kiln_pool_try_take(p)) sched_yield();
     kiln_code emptied = kiln_pool_empty(library, p, true, code == KILN_OK ? error : NULL);
     code = code != KILN_OK ? code : emptied;

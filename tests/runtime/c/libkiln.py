@@ -394,11 +394,16 @@ class Library:
         self.c.kiln_stats(self.handle, StatsSeen(seen), None)
         return found
 
-    def counters(self, zeroed: bool = False) -> Counters:
-        """kiln_scratch_stats of one kind, as the Python runtime has it."""
-        found = ScratchCounters()
-        self.c.kiln_scratch_stats(self.handle, zeroed, ctypes.byref(found))
-        return Counters(**{name: int(getattr(found, name)) for name, _ in found._fields_})
+    @property
+    def scratch(self) -> "Scratch":
+        """As in the Python runtime."""
+        return Scratch(self)
+
+    def set_scratch(self, buffer: View | int, stream: int | None = None, *, zeroed: bool = False) -> None:
+        """As in the Python runtime; in place of a buffer, how much the library's own must have."""
+        name = "kiln_set_zeroed_scratch" if zeroed else "kiln_set_scratch"
+        given = (None, buffer) if isinstance(buffer, int) else (buffer.ptr, buffer.shape[0])
+        self.call(name, self.handle, stream, *given)
 
     def disable(self, name: str, disabled: bool = True) -> None:
         """kiln_disable"""
@@ -444,6 +449,29 @@ class Library:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Scratch:
+    """The scratch memory of a library."""
+
+    def __init__(self, owner: Library, is_zeroed: bool = False) -> None:
+        self.owner, self.is_zeroed = owner, is_zeroed
+
+    @property
+    def zeroed(self) -> "Scratch":
+        """What is all zeros between launches."""
+        return Scratch(self.owner, True)
+
+    @property
+    def counters(self) -> Counters:
+        """kiln_scratch_stats of one kind."""
+        found = ScratchCounters()
+        self.owner.c.kiln_scratch_stats(self.owner.handle, self.is_zeroed, ctypes.byref(found))
+        return Counters(**{name: int(getattr(found, name)) for name, _ in found._fields_})
+
+    def release(self, stream: int) -> None:
+        """kiln_release_scratch"""
+        self.owner.call("kiln_release_scratch", self.owner.handle, stream or None)
 
 
 class Operation:
