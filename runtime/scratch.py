@@ -269,8 +269,8 @@ class BlockPool:
         self._restore(have)
         if have is None:
             raise UnavailableError(
-                f"{label}: the {self.kind} given for this stream is in use by another thread; give each thread "
-                "a stream of its own."
+                f"{label}: the {self.kind} given for this stream is in use by another thread; give each "
+                "thread a stream of its own."
             )
         raise UnavailableError(
             f"{label}: needs {size} bytes of {self.kind}, the buffer given for this stream has {have.size}; "

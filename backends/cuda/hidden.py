@@ -1,6 +1,6 @@
-"""What Triton adds to a kernel behind its declared parameters: two pointers, to memory for tensor maps that the
-kernel makes itself (`tl.make_tensor_descriptor`) and for its profiler; and CTAs of a cluster, which it counts
-along x."""
+"""What Triton adds to a kernel behind its declared parameters: two pointers, to memory for tensor maps that
+the kernel makes itself (`tl.make_tensor_descriptor`) and for its profiler; and CTAs of a cluster, which it
+counts along x."""
 
 from __future__ import annotations
 
