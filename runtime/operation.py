@@ -207,11 +207,12 @@ class Operation(ShortWay):
         reads, writes = self._views(given)
         handle = self.device.stream(stream, _example(given))
         decision = self._decide(reads, writes, given.scalars, given.attrs, wanted, None)
-        pool = self.device.scratch
-        for kind, blocks in (("scratch_bytes", pool), ("zeroed_bytes", pool.zeroed)):
-            sizes = decision.blocks(given.scalars, kind)
-            blocks.reserve(max(sizes, default=0), handle, decision.label, threads * len(sizes))
-        return max(decision.blocks(given.scalars, "scratch_bytes"), default=0)
+        sizes = decision.blocks(given.scalars, "scratch_bytes")
+        zeroed = decision.blocks(given.scalars, "zeroed_bytes")
+        size, pool = max(sizes, default=0), self.device.scratch
+        pool.reserve(size, handle, decision.label, threads * len(sizes))
+        pool.zeroed.reserve(max(zeroed, default=0), handle, decision.label, threads * len(zeroed))
+        return size
 
     def explain(
         self,

@@ -6,10 +6,13 @@ from typing import Any
 from kiln.runtime.scratch import Counters
 
 
+COUNTED = ("blocks", "bytes", "hits", "growths", "fills")
+
+
 class ScratchCounters(ctypes.Structure):
     """kiln_scratch_counters"""
 
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("blocks", "bytes", "hits", "growths", "fills"))
+    _fields_ = tuple((name, ctypes.c_uint64) for name in COUNTED)
 
 
 class Scratch:
@@ -28,7 +31,7 @@ class Scratch:
         """kiln_scratch_stats of one kind."""
         found = ScratchCounters()
         self.owner.c.kiln_scratch_stats(self.owner.handle, self.is_zeroed, ctypes.byref(found))
-        return Counters(**{name: int(getattr(found, name)) for name, _ in found._fields_})
+        return Counters(**{name: int(getattr(found, name)) for name in COUNTED})
 
     def release(self, stream: int) -> None:
         """kiln_release_scratch"""
