@@ -5,7 +5,6 @@ from typing import Any
 
 from kiln.runtime.scratch import Counters
 
-
 COUNTED = ("blocks", "bytes", "hits", "growths", "fills")
 
 
