@@ -196,7 +196,7 @@ def test_threads_launch_one_call_with_scratch(tmp_path: Path, monkeypatch: pytes
         time.sleep(1e-3)
 
     with kiln.load(counting_tree(tmp_path), threads=1) as lib:
-        bound = lib.negate.bind(rows(4096, 256))
+        bound = lib.negate.bind(rows(4096, 1024))
         monkeypatch.setattr(PlainCall, "update", slow)
 
         def launch() -> None:
