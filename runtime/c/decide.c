@@ -182,7 +182,7 @@ static uint64_t hash_of(const uint64_t *key, uint32_t words) {
 
 /* ---- the table ---- */
 
-static bool is_key(const decision *d, uint64_t hash, const uint64_t *key, uint32_t words) {
+bool kiln_is_key(const decision *d, uint64_t hash, const uint64_t *key, uint32_t words) {
   return d->hash == hash && d->key_words == words && memcmp(d->key, key, words * sizeof *key) == 0;
 }
 
@@ -191,7 +191,7 @@ static decision *look_up(decision *_Atomic *table, uint64_t hash, const uint64_t
   for (uint32_t i = (uint32_t)hash % DECISIONS;; i = (i + 1) % DECISIONS) {
     decision *found = atomic_load_explicit(&table[i], memory_order_acquire);
     *slot = i;
-    if (found == NULL || is_key(found, hash, key, words)) return found;
+    if (found == NULL || kiln_is_key(found, hash, key, words)) return found;
   }
 }
 
@@ -260,7 +260,8 @@ static kiln_code remember(kiln_op *op, const operands *o, const wanted *asked, u
 }
 
 kiln_code kiln_decide(const kiln_op *op, const operands *o, const wanted *asked, work *w, decision *local, const decision **out,
-                      kiln_error *error) {
+                      void **held, kiln_error *error) {
+  *held = NULL;
   bool sealed = atomic_load_explicit(&op->library->sealed, memory_order_acquire);
   uint32_t words, slot;
   if (asked->tier == NULL && asked->variant == NULL && asked->isa == NULL) {
@@ -274,6 +275,9 @@ kiln_code kiln_decide(const kiln_op *op, const operands *o, const wanted *asked,
       return KILN_OK;
     }
     if (!sealed && has_room((kiln_op *)op)) return remember((kiln_op *)op, o, asked, hash, key, words, w, out, error);
+    sealed_table *kept = atomic_load_explicit(&op->library->sealed_table, memory_order_acquire);
+    if (kept != NULL) *out = kiln_sealed_decide(kept, op, o, asked, hash, key, words, w, held);
+    if (*held != NULL) return KILN_OK;
   }
   /* Half of what is left of the caller's stack is the decision's. */
   char *middle = w->at + (w->end - w->at) / 2 / 16 * 16;

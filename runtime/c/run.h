@@ -179,6 +179,7 @@ struct kiln_library {
   context *_Atomic contexts;
   scratch_pool *_Atomic scratch;
   scratch_counts scratch_counts[2]; /* of arbitrary content, and zeroed */
+  struct sealed_table *_Atomic sealed_table; /* NULL until it is sealed */
 };
 
 /* ---- a decision: what a call of one shape does (decide.c) ---- */
@@ -321,13 +322,24 @@ kiln_code kiln_store_scalar(const launch *l, const scalar_patch *p, const number
 /* ---- decide.c ---- */
 void *kiln_append(decision *d, void **items, uint32_t *count, uint32_t *room, size_t size); /* NULL: no memory */
 void kiln_find_shaping(kiln_op *op);
+/* `*held` is to be given to kiln_sealed_done when the decision is no longer used. */
 kiln_code kiln_decide(const kiln_op *op, const operands *o, const wanted *asked, work *w, decision *local, const decision **out,
-                      kiln_error *error);
+                      void **held, kiln_error *error);
+bool kiln_is_key(const decision *d, uint64_t hash, const uint64_t *key, uint32_t words);
 /* A decision of its own, in `d`, whose memory is the heap's. */
 kiln_code kiln_decide_anew(const kiln_op *op, const operands *o, const wanted *asked, work *w, decision *d, kiln_error *error);
 /* The place in the table of another temporary, which lies at `*end` of its block. */
 kiln_code kiln_add_temp(decision *d, const char *op, size_t bytes, bool zeroed, size_t *end, uint32_t *at, kiln_error *error);
 void kiln_free_decisions(kiln_op *op);
+
+/* ---- decisions of a sealed library (sealed.c) ---- */
+typedef struct sealed_table sealed_table;
+sealed_table *kiln_sealed_new(void); /* NULL: no memory, and nothing is remembered */
+void kiln_sealed_free(sealed_table *table);
+/* The decision of a key, found or made in the table; NULL where it cannot be made there. */
+const decision *kiln_sealed_decide(sealed_table *table, const kiln_op *op, const operands *o, const wanted *asked, uint64_t hash,
+                                   const uint64_t *key, uint32_t words, work *w, void **held);
+void kiln_sealed_done(void *held); /* NULL is fine */
 
 /* ---- a launch laid out (prepared.c) ---- */
 typedef struct prepared prepared;

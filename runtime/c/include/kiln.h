@@ -237,8 +237,8 @@ KILN_API void kiln_call_free(kiln_call *call);                 /* NULL is fine *
  * context; `*loaded`, if not NULL, is their number. */
 KILN_API kiln_code kiln_prepare(kiln_library *library, const char *const *names, size_t count, uint32_t *loaded, kiln_error *error);
 /* From now on no call loads, allocates, locks, asks the device or reads a file: one that would need it is KILN_UNAVAILABLE and
- * names the op. New shapes are fine. Exceptions: CPU threads are woken, and composite plans on one stream from several threads
- * take turns. */
+ * names the op. New shapes are fine: 4 MiB are taken now to remember some. Exceptions: CPU threads are woken, and composite plans
+ * on one stream from several threads take turns. */
 KILN_API void kiln_seal(kiln_library *library);
 /* Scratch of a stream: a buffer of the caller's on the device, or, where `buffer` is NULL, the library's own, grown to `bytes`
  * now. Never freed while a graph may use it: only kiln_close gives it back. On the CPU `stream` is NULL, `buffer` must be NULL,
