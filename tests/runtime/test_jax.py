@@ -17,7 +17,8 @@ jnp: Any = jax.numpy
 TREE = Path(__file__).parents[2] / "aot_artifacts"
 TYPES = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "f8e4m3": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2", "u8": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "u32": "uint32", "bool": "bool",
+    "f8e5m2": "float8_e5m2", "u8": "uint8",
+    "i8": "int8", "i16": "int16", "i32": "int32", "u32": "uint32", "bool": "bool",
 }  # fmt: skip
 
 
