@@ -220,8 +220,12 @@ class BlockPool:
     def poison(self, stream: int) -> None:
         """Fill the blocks of a stream that no call holds with 0xff, on that stream: between replays of a
         graph."""
-        for block in list(self._free.get(stream, ())):
+        for block in self.idle(stream):
             self._fill(block)
+
+    def idle(self, stream: int) -> tuple[Block, ...]:
+        """The blocks of a stream that no call holds."""
+        return tuple(self._free.get(stream, ()))
 
     def close(self) -> None:
         """Free every block."""

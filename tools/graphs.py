@@ -263,7 +263,8 @@ def eager(library: Library, stage: Stage, s: Subject, turn: int) -> bytes:
 
 
 def scratch(opened: Open, target: str, selected: Selected) -> list[Check]:
-    """Calls with scratch give the same bits whether it is pooled, poisoned or allocated at each call."""
+    """Calls with scratch give the same bits whether it is pooled, poisoned or allocated at each call, and
+    leave zeroed scratch as they found it."""
     check = Check("scratch: pooled, poisoned, and without a pool")
     policies = (ScratchPolicy(), ScratchPolicy(poison=True), ScratchPolicy(pool=False))
     with opened(policies[0]) as a, opened(policies[1]) as b, opened(policies[2]) as c:
@@ -275,7 +276,22 @@ def scratch(opened: Open, target: str, selected: Selected) -> list[Check]:
                 first, *others = (eager(library, stage, s, 1) for library in (a, b, c))
                 if any(o != first for o in others):
                     check.faults.append(f"{s.case}: its bits depend on where its scratch comes from")
+                if not _is_zero(a, stage):
+                    check.faults.append(f"{s.case}: it leaves scratch that must be zero with other bytes")
+                    a.scratch.release(stage.stream)
+                    b.scratch.release(stage.stream)
     return [check]
+
+
+def _is_zero(library: Library, stage: Stage) -> bool:
+    """Whether the stream's zeroed scratch is; everything is done."""
+    for block in library.scratch.zeroed.idle(stage.stream):
+        found = np.empty(block.size, np.uint8)
+        with stage.device.current():
+            stage.call("cuMemcpyDtoH", found.ctypes.data, block.address, block.size)
+        if found.any():
+            return False
+    return True
 
 
 def _has_scratch(library: Library, target: str, s: Subject) -> bool:

@@ -4,6 +4,7 @@ above all what does not."""
 from __future__ import annotations
 
 import ctypes
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 from kiln.runtime.cuda import CudaDevice
 from kiln.runtime.load import Library, load
+from kiln.runtime.manifest import canonical_json
 from kiln.runtime.scratch import ScratchPolicy
 from kiln.tests.runtime.fake_driver import CUresult, read_params
+from kiln.tests.runtime.trees import write_tree
 from kiln.tests.tools.conftest import Run
 from kiln.tests.tools.host_driver import GraphDriver
 from kiln.tools import graphs
@@ -122,6 +125,42 @@ def test_a_result_that_changes_is_a_fault(tree: Path) -> None:
     for name in ("replays equal eager calls", "two streams at once", "no context, or another one current"):
         assert checks[name].faults, name
     assert looked(tree, GraphDriver(noisy()), 100)["equal bits to the end"].faults
+
+
+@pytest.fixture(scope="module")
+def counting(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same kernels, given scratch that must stay zero in place of a pointer that they never read."""
+    m = json.loads((tree / TARGET / "MANIFEST.json").read_bytes())
+    scratch = {"name": "counters", "bytes": 64, "align": 16, "zeroed": True}
+    for kernel in m["kernels"]:
+        at = next(i for i, p in enumerate(kernel["params"]) if p["kind"] == "null")
+        operand = {"dtype": "u8", "operand": "scratch:counters", "access": "write", "align": 16}
+        kernel["params"][at] = {"name": "counters", "kind": "ptr", **operand}
+        kernel["scratch"] = [scratch]
+    files = {name: (tree / TARGET / name).read_bytes() for name in [k["file"] for k in m["kernels"]]}
+    out = tmp_path_factory.mktemp("counting") / "tree"
+    return write_tree(out, {TARGET: canonical_json({**m, "sources": {}})}, files)
+
+
+def counts(left: int) -> Callable[[str, int], None]:
+    """The kernel, which finds zeros and leaves a byte."""
+
+    def run(entry: str, params: int) -> None:
+        difference(entry, params)
+        *_, counters, _ = read_params(params, "QQQqqqiiQQ")
+        assert left or not any(ctypes.string_at(counters, 64))
+        ctypes.c_uint8.from_address(counters + 63).value = left
+
+    return run
+
+
+def test_zeroed_scratch_must_be_left_so(counting: Path) -> None:
+    (good,) = graphs.scratch(opener(counting, GraphDriver(counts(0))), TARGET, only_difference)
+    assert good.count > 0
+    assert good.faults == []
+    (bad,) = graphs.scratch(opener(counting, GraphDriver(counts(3))), TARGET, only_difference)
+    assert len(bad.faults) == bad.count == good.count
+    assert "leaves scratch that must be zero with other bytes" in bad.faults[0]
 
 
 def test_a_soak_counts_its_launches(tree: Path) -> None:
