@@ -49,6 +49,7 @@ def matmul_bt_in_order(x: Array, weight: Array, out: Any = None) -> Array:
 
 
 X = Tensor("x", T, ("M", "K"), doc="activations")
+WEIGHT = Tensor("weight", W, ("N", "K"), doc="the checkpoint's layout: a row is an output feature")
 OUT = Tensor("out", U, ("M", "N"), "out", doc="or columns of a wider buffer; of x's type by default")
 LIMITS: tuple[tuple[list[Any], str], ...] = (
     (["lt", ["dim", "M"], 2**31], "x must have fewer than 2**31 rows: split the batch"),
@@ -62,11 +63,7 @@ SHIP = tuple(
 MATMUL_BT = Op(
     name="matmul_bt",
     family=FAMILY,
-    operands=(
-        X,
-        Tensor("weight", W, ("N", "K"), doc="the checkpoint's layout: a row is an output feature"),
-        OUT,
-    ),
+    operands=(X, WEIGHT, OUT),
     constraints=LIMITS,
     contract=ENVELOPE,
     ship=SHIP,

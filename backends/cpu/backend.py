@@ -19,6 +19,7 @@ from kiln.compiler.catalog import OWN, Loaded, load
 from kiln.compiler.digest import core_sources, inputs_digest, package_version
 from kiln.compiler.plan import plan_json
 from kiln.compiler.target import TARGETS
+from kiln.ir.record import expressible
 from kiln.ir.spec import Op
 
 RUNNER = "kiln.backends.cpu.compile:run"
@@ -46,7 +47,7 @@ def primitives(loaded: Loaded) -> tuple[CpuPrimitive, ...]:
 def specializations(op: Op) -> list[dict[str, Any]]:
     """What is shipped of an expressible op, as plain data: one entry serves every row width."""
     found: dict[str, dict[str, Any]] = {}
-    for ship in op.ship if op.body is not None else ():
+    for ship in op.ship if expressible(op) else ():
         attrs = {a.name: ship.attrs.get(a.name, a.default) for a in op.attrs}
         types = {k: d.name for k, d in ship.dtypes.items()}
         entry = {"types": types, "attrs": dict(ship.attrs), "absent": list(ship.absent)}
