@@ -15,7 +15,7 @@ N: Expr = ["dim", "N"]
 
 
 def _matmul_bt(dtype: DType, out: DType) -> CpuPrimitive:
-    name = dtype.name if out is dtype else f"{dtype.name}_{out.name}"
+    name = dtype.name if out is dtype else f"{dtype.name}_to_{out.name}"
     strides = tuple(CpuNumber(f"{t}_stride", "i64", ["stride", t]) for t in ("x", "weight", "out"))
     return CpuPrimitive(
         op="matmul_bt",

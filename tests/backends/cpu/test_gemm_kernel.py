@@ -65,7 +65,7 @@ def test_gives_the_bits_of_the_sum_in_order(
 def test_an_f32_output_is_the_sum_itself(kernels: dict[str, Native], name: str) -> None:
     x, weight = _operands(5, 33, 70, DTYPES[name])
     want = matmul_bt_in_order(x, weight, np.float32)
-    assert _call(kernels[f"{name}_f32"], x, weight, out_type=np.float32).tobytes() == want.tobytes()
+    assert _call(kernels[f"{name}_to_f32"], x, weight, out_type=np.float32).tobytes() == want.tobytes()
     assert want.astype(x.dtype).astype(np.float32).tobytes() != want.tobytes()
 
 
