@@ -1,8 +1,8 @@
-"""Epilogues: what a recipe computes of a primitive op's f32 result, as an op of its own that the primitive's kernel
-can inline.
+"""Epilogues: what a recipe computes of a primitive op's f32 result, as an op of its own that the primitive's
+kernel can inline.
 
-A recipe has an epilogue if its body calls one primitive op, first, with an f32 result, and everything after it is
-element-wise on that result. Any other recipe with a primitive op is its composite plan alone.
+A recipe has an epilogue if its body calls one primitive op, first, with an f32 result, and everything after
+it is element-wise on that result. Any other recipe with a primitive op is its composite plan alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Epilogue:
     """What follows the primitive op of a recipe."""
 
     op: Op
-    """`total`, the recipe's operands that the primitive does not read, and its output; named as the recipe."""
+    """Of `total`, the recipe's operands that the primitive does not read, and its output."""
     head: Op
     types: Mapping[str, DType]
     """The element types of the primitive's operands, by operand."""
@@ -72,7 +72,8 @@ def epilogue_of(recipe: Op, ship: Ship) -> Epilogue | str:
     first, *rest = recorder.calls
     for why in _faults(recipe, first, rest, {n: d for n, (d, _) in recorder.types.items()}):
         return f"{recipe.name} has no epilogue and stays composite: {why}"
-    read = {n: signature.resolve(recipe, _operand(recipe, n), ship.dtypes) for n in first.operands.values() if n}
+    names = [name for name in first.operands.values() if name is not None]
+    read = {name: signature.resolve(recipe, _operand(recipe, name), ship.dtypes) for name in names}
     rest_op = _rest(recipe, read)
     whole, _ = record(rest_op, ship.dtypes, attrs, ship.absent, inline=True)
     operations = frozenset(name for name, _ in whole.operations)

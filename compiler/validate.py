@@ -174,8 +174,8 @@ def _foreign_faults(op: Op, calls: Iterable[Call]) -> Iterator[str]:
             if name in foreign and called.op.body is not None:
                 shape = ", ".join(map(str, foreign[name].shape))
                 yield (
-                    f"hands {name} [{shape}] to {called.op.name}, which computes rows of {op.width}; only primitive "
-                    "ops read other columns"
+                    f"hands {name} [{shape}] to {called.op.name}, which computes rows of {op.width}; only "
+                    "primitive ops read other columns"
                 )
 
 

@@ -185,7 +185,7 @@ class NumpyMachine:
         self, op: Op, args: dict[str, Any], dtypes: dict[str, DType], attrs: dict[str, Any]
     ) -> list[Value]:
         if op.reference is None:
-            raise TypeCheckError(f"{op.name} has neither a body nor a reference: nothing says what it computes")
+            raise TypeCheckError(f"{op.name} has neither a body nor a reference to run")
         types = signature.bind_types(op, args, dtypes)
         given = {t.name: args[t.name].data for t in op.inputs if args.get(t.name) is not None}
         numbers = {s.name: args.get(s.name, s.default) for s in op.scalars}

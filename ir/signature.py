@@ -84,7 +84,7 @@ def row_kind(op: Op, tensor: Tensor, attrs: Mapping[str, Any] | None = None) -> 
 
 
 def operand_shape(op: Op, tensor: Tensor, attrs: Mapping[str, Any] | None = None) -> Shape:
-    """The operand's shape in a row; FOREIGN for a matrix of other columns, which a recipe hands to a primitive."""
+    """The operand's shape in a row; FOREIGN for a matrix of other columns, which primitive ops read."""
     if op.is_recipe and len(tensor.dims) == 2 and fraction_of(tensor.dims[1], op.width) is None:
         if isinstance(tensor.dims[1], list) and tensor.dims[1][0] == "dim":
             return FOREIGN

@@ -56,8 +56,9 @@ LIMITS: tuple[tuple[list[Any], str], ...] = (
     (["lt", ["dim", "N"], 2**31], "weight must have fewer than 2**31 output features: split them"),
     (["lt", ["dim", "K"], 2**31], "the inner dimension must be below 2**31: split the sum"),
 )
-SHIP = tuple(
-    Ship({"T": t, "W": t, "U": u}) for t, u in ((BF16, BF16), (BF16, F32), (F16, F16), (F16, F32), (F32, F32))
+SHIP = (
+    *(Ship({"T": t, "W": t, "U": u}) for t, u in ((BF16, BF16), (BF16, F32), (F16, F16), (F32, F32))),
+    Ship({"T": F16, "W": F16, "U": F32}, rare=True),
 )
 
 MATMUL_BT = Op(

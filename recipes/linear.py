@@ -1,7 +1,7 @@
 """Linear layers (KERNEL-GEMM-BF16): a matrix product and what follows it, each a declaration of a few lines.
 
-The product's f32 sums go on unrounded, and there is one rounding, at the end. Where a kernel of the product can
-inline what follows, it does; elsewhere that runs after it.
+The product's f32 sums go on unrounded, and there is one rounding, at the end. Where a kernel of the product
+can inline what follows, it does; elsewhere that runs after it.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,9 @@ def _ships(variables: str) -> Iterator[Ship]:
         yield Ship(dict.fromkeys(variables, dtype), absent=("residual",), rare=True)
 
 
-def _epilogue(total: Value, bias: Value | None, residual: Value | None, alpha: Value, activation: str) -> Value:
+def _epilogue(
+    total: Value, bias: Value | None, residual: Value | None, alpha: Value, activation: str
+) -> Value:
     y = total * alpha
     y = y if bias is None else y + bias.to(F32)
     y = y if activation == "none" else ACTIVATIONS[activation](y)

@@ -220,7 +220,13 @@ def handwritten(op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...], c
         "budget": {**BUDGET, **row.budget},
     }  # fmt: skip
     return Source(
-        module, function, "", tuple(row.json_params()), dict(row.constants), row.compile_options(), entry=entry
+        module,
+        function,
+        "",
+        tuple(row.json_params()),
+        dict(row.constants),
+        row.compile_options(),
+        entry=entry,
     )
 
 

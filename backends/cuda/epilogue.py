@@ -1,5 +1,5 @@
-"""An epilogue as a Triton function on a tile of a matrix product: the row program of what follows the product, element
-by element."""
+"""An epilogue as a Triton function on a tile of a matrix product: the row program of what follows it,
+element by element."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def epilogue_source(pair: Hosted, ops: Mapping[str, Op], features: frozenset[str
 
 
 def extra_params(pair: Hosted, made: TritonEpilogue) -> tuple[dict[str, Any], ...]:
-    """What the epilogue reads, with the hints of its host: a kernel for aligned operands asks for aligned ones."""
+    """What the epilogue reads, with the hints of its host: a kernel for aligned operands asks for more."""
     op, ship = pair.epilogue.op, pair.ship
     aligned = any(p.hinted for p in pair.row.params)
     return tuple(

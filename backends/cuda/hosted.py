@@ -1,4 +1,4 @@
-"""Epilogues of recipes in hand-scheduled kernels: which kernels host which, and the launch contract of each pair.
+"""Epilogues of recipes in hand-scheduled kernels: which kernels host which, and the launch contract of one.
 Imports neither Triton nor MLIR."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kiln.backends.cuda.primitive import CudaPrimitive, Pointer
+from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer
 from kiln.backends.cuda.schedule import HEAVY_FUNCTIONS, LONG_FUNCTIONS
 from kiln.compiler.epilogue import Epilogue, epilogue_of
 from kiln.compiler.plan import type_predicates, variant_name
@@ -65,5 +65,8 @@ def params(op: Op, pair: Hosted) -> tuple[dict[str, Any], ...]:
     """The kernel's own parameters; its output has the recipe's type."""
     (out,) = op.outputs
     dtype = resolve(op, out, pair.ship.dtypes).name
-    own = (replace(p, dtype=dtype) if isinstance(p, Pointer) and p.operand == out.name else p for p in pair.row.params)
-    return tuple(p.json() for p in own)
+
+    def typed(p: Pointer | Number) -> Pointer | Number:
+        return replace(p, dtype=dtype) if isinstance(p, Pointer) and p.operand == out.name else p
+
+    return tuple(typed(p).json() for p in pair.row.params)

@@ -1,5 +1,5 @@
-"""Adding what follows a matrix product: this file is all there is of it. Kernels of the product inline it, a CPU runs
-it after the product."""
+"""Adding what follows a matrix product: this file is all there is of it. Kernels of the product inline it, a
+CPU runs it after the product."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_kernels_of_the_product_inline_it(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 33, 70), (17, 48, 0)])
-def test_a_cpu_gives_the_bits_of_sums_in_order_and_the_oracles_rest(tree: Path, m: int, n: int, k: int) -> None:
+def test_a_cpu_gives_the_bits_of_sums_in_order_and_the_rest(tree: Path, m: int, n: int, k: int) -> None:
     arrays = _arrays(m, n, k)
     with load(tree, "cpu") as library:
         got = library.op(LAYER.name)(**arrays, cap=2.5, out=np.full((m, n), 9, bf16_type))

@@ -1,8 +1,8 @@
 """Dense matrix product: out = x · weightᵀ with a row of weight for each output feature, or x · weight.
 
-Rows beyond M, and rows of weight beyond N, are read from row 0 instead of under a mask, so that only the inner
-dimension needs one; they are never stored. The inner loop is the same for every block of an output, whatever
-its position: an element's bits do not depend on its neighbours.
+Rows beyond M, and rows of weight beyond N, are read from row 0 instead of under a mask, so that only the
+inner dimension needs one; they are never stored. The inner loop is the same for every block of an output,
+whatever its position: an element's bits do not depend on its neighbours.
 """
 
 import triton

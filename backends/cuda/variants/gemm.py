@@ -1,5 +1,5 @@
-"""CUDA realizations of matmul_bt and matmul for every shape: one schedule per bucket of rows, and one for operands
-without 16-byte alignment."""
+"""CUDA realizations of matmul_bt and matmul for every shape: one schedule per bucket of rows, and one for
+operands without 16-byte alignment."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ class Schedule:
     warps: int
     stages: int
     aligned: bool = True
-    """Rows and what lies along them in multiples of 16 elements, 16-byte addresses."""
+    """N, K and rows in multiples of 16 elements, 16-byte addresses: what masks leave whole are vectors."""
     hosts: Literal["none", "short", "any"] = "none"
-    """An activation of the 64 elements that a thread has of 128x128 is 50 to 90 KB of code, with spills (tanh): such
-    calls of many rows run the product and then the rest."""
+    """An activation of the 64 elements that a thread has of 128x128 is 50 to 90 KB of code, with spills
+    (tanh): such calls of many rows run the product and then the rest."""
 
     @property
     def name(self) -> str:
@@ -71,20 +71,13 @@ def _name(kind: DType, out: DType, schedule: Schedule) -> str:
     return f"{kind.name}{'' if kind is out else f'_{out.name}'}_{schedule.name}"
 
 
-def _whole_columns(op: str, kind: DType, out: DType) -> bool:
-    """Whether aligned schedules ask for N in multiples of 16: masks along rows of weight, or of an epilogue's
-    matrices, leave vectors whole then. Plain rows of matmul_bt do without: vocabularies are of any size."""
-    return op == "matmul" or kind is not out
-
-
-def _when(op: str, kind: DType, out: DType, schedule: Schedule) -> Expr:
+def _when(kind: DType, out: DType, schedule: Schedule) -> Expr:
     types = {"x": kind, "weight": kind, "out": out}
     when: Expr = ["and", *(["dtype", operand, dtype.name] for operand, dtype in types.items())]
     if schedule.rows is not None:
         when += [["le", M, schedule.rows]]
     if schedule.aligned:
-        whole = [K, *([N] if _whole_columns(op, kind, out) else []), *(["stride", operand] for operand in types)]
-        when += [["divisible", e, 16] for e in whole]
+        when += [["divisible", e, 16] for e in (N, K, *(["stride", operand] for operand in types))]
         when += [["aligned", operand, 16] for operand in types]
     return when
 
@@ -101,7 +94,7 @@ def _row(op: str, kind: DType, out: DType, schedule: Schedule, priority: int) ->
             Pointer("weight", "weight", kind.name, align=unit),
             Pointer("out", "out", out.name, "write", align=unit),
             Number("M", "i32", M),
-            Number("N", "i32", N, unit if _whole_columns(op, kind, out) else 1),
+            Number("N", "i32", N, unit),
             Number("K", "i32", K, unit),
             Number("x_stride", "i64", ["stride", "x"], unit),
             Number("weight_stride", "i64", ["stride", "weight"], unit),
@@ -112,7 +105,7 @@ def _row(op: str, kind: DType, out: DType, schedule: Schedule, priority: int) ->
             "BT": op == "matmul_bt", "EPILOGUE": None,
         },
         grid=(["mul", ["cdiv", M, block_m], ["cdiv", N, block_n]], 1, 1),
-        when=_when(op, kind, out, schedule),
+        when=_when(kind, out, schedule),
         priority=priority,
         num_warps=schedule.warps,
         num_stages=schedule.stages,

@@ -1,4 +1,4 @@
-"""Epilogues in kernels of the matrix product: which kernels, and bits equal to the product and then the rest."""
+"""Epilogues in kernels of the matrix product: which kernels, and bits of the product and then the rest."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def call_fused(number: int, schedule: str, arrays: Mapping[str, Any], attrs: Map
 def _arrays(number: int, m: int, n: int, k: int) -> dict[str, Any]:
     rng = np.random.default_rng([number, m])
     shapes = {"x": (m, k), "weight": (n, k), "bias": (n,), "residual": (m, n)}
-    made = {name: rng.standard_normal(shape) for name, shape in shapes.items() if name not in SHIPS[number].absent}
-    return {name: a.astype(ml_dtypes.bfloat16) for name, a in made.items()}
+    made = {name: rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    return {name: array for name, array in made.items() if name not in SHIPS[number].absent}
 
 
 def _product(x: Array, weight: Array, block: tuple[int, int, int]) -> Array:
@@ -108,18 +108,20 @@ def _product(x: Array, weight: Array, block: tuple[int, int, int]) -> Array:
 
 @pytest.mark.parametrize("schedule", ["m16", "m64"])
 @pytest.mark.parametrize("number", range(len(SHIPS)))
-def test_the_bits_are_those_of_the_product_and_then_the_rest(worker: Executor, number: int, schedule: str) -> None:
+def test_the_bits_are_those_of_the_product_and_then_the_rest(
+    worker: Executor, number: int, schedule: str
+) -> None:
     arrays = _arrays(number, 13, 80, 336)
     attrs = {"activation": SHIPS[number].attrs.get("activation", "none"), "alpha": 0.37}
     got = worker.submit(call_fused, number, schedule, arrays, attrs).result()
     block = {"m16": (16, 32, 128), "m64": (64, 64, 64)}[schedule]
     total = _product(arrays.pop("x"), arrays.pop("weight"), block)
-    number_free = {"activation": attrs.pop("activation")}
-    (want,) = run(LINEAR_EPILOGUE, {"total": total, **arrays, **attrs}, attrs=number_free, dtypes={"T": BF16})
+    chosen = {"activation": attrs.pop("activation")}
+    (want,) = run(LINEAR_EPILOGUE, {"total": total, **arrays, **attrs}, attrs=chosen, dtypes={"T": BF16})
     assert want is not None
     assert got.tobytes() == want.tobytes()
     rounded = {"total": total.astype(ml_dtypes.bfloat16).astype(np.float32), **arrays, **attrs}
-    (early,) = run(LINEAR_EPILOGUE, rounded, attrs=number_free, dtypes={"T": BF16})
+    (early,) = run(LINEAR_EPILOGUE, rounded, attrs=chosen, dtypes={"T": BF16})
     assert early is not None
     assert got.tobytes() != early.tobytes()
 
