@@ -128,7 +128,9 @@ def assemble(source: Source, target: Target) -> Compiled:
     function = getattr(module, source.function)
     constants = dict(source.constants)
     types: dict[str, Any] = {p["name"]: contract.triton_type(p) for p in source.params}
-    places = [((function.arg_names.index(p["name"]),), p) for p in source.params]
+    places: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+        ((function.arg_names.index(p["name"]),), p) for p in source.params
+    ]
     if source.epilogue:
         constants[EPILOGUE] = getattr(load_source(source.epilogue, NAME), NAME)
         types[EXTRA] = tuple(contract.triton_type(p) for p in source.extra)

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.ir.spec import Op
 from kiln.recipes.gemm import MATMUL, MATMUL_BT, matmul_bt_in_order
 from kiln.runtime.errors import ContractError
 from kiln.runtime.load import Library, load
@@ -34,16 +35,15 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
         yield library
 
 
-def _oracle(x: Array, weight: Array, out: Any = None) -> Array:
-    (exact,) = MATMUL_BT.reference(x=x, weight=weight) if MATMUL_BT.reference is not None else ()
+def _oracle(x: Array, weight: Array, out: Any = None, op: Op = MATMUL_BT) -> Array:
+    assert op.reference is not None
+    (exact,) = op.reference(x=x, weight=weight)
     rounded: Array = exact.astype(x.dtype if out is None else out)
     return rounded
 
 
 def _oracle_by_columns(x: Array, weight: Array, out: Any = None) -> Array:
-    (exact,) = MATMUL.reference(x=x, weight=weight.T) if MATMUL.reference is not None else ()
-    rounded: Array = exact.astype(x.dtype if out is None else out)
-    return rounded
+    return _oracle(x, weight.T, out, MATMUL)
 
 
 @pytest.fixture(params=["oracle", "oracle_by_columns", "in_order", "cpu"])
@@ -128,7 +128,7 @@ def test_what_is_not_finite_stays_in_its_row(
     x, weight = np.ones((3, 2), dtype), np.array([[1, 1], [-1, 1]], dtype)
     x[1, 0] = value
     got = product(x, weight).astype(np.float32)
-    assert np.array_equal(got, [[2, 0], want, [2, 0]], equal_nan=True)
+    assert np.array_equal(got, np.array([[2, 0], want, [2, 0]]), equal_nan=True)
 
 
 SIZES = list(itertools.product((1, 3, 17, 129), (1, 8, 63, 130), (1, 31, 64, 496)))

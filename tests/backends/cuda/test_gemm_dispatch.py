@@ -38,7 +38,7 @@ def _chosen(
     weight = (k, n) if op == "matmul" else (n, k)
     call = {"x": _view((m, k), kind), "weight": _view(weight, kind), "out": _view((m, n), out)}
     found = library.explain(op, **{**call, **more}).chosen
-    return found and found.variant
+    return None if found is None else found.variant
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,7 @@ def test_weights_by_columns(products: Library, n: int, want: str) -> None:
     assert _chosen(products, "matmul", 4, n, 64) == want
 
 
-BIAS = {"bias": _view((64,), "bf16"), "alpha": 1.0}
-RESIDUAL = {"alpha": 1.0}
+BIAS: dict[str, Any] = {"bias": _view((64,), "bf16"), "alpha": 1.0}
 
 
 @pytest.mark.parametrize(
