@@ -27,7 +27,7 @@ import numpy as np
 
 from kiln.backends.cuda.backend import CudaBackend
 from kiln.backends.cuda.compile import Source, generated, with_epilogue
-from kiln.backends.cuda.epilogue import NAME
+from kiln.backends.cuda.epilogue import FUNCTION
 from kiln.backends.cuda.hosted import EPILOGUE, EXTRA
 from kiln.backends.cuda.schedule import Schedule
 from kiln.compiler.backend import Job
@@ -203,7 +203,7 @@ class InterpretedDevice(CpuDevice):
         origin = self._sources[kernel.variant]
         constants = dict(origin.constants)
         if origin.module:
-            constants[EPILOGUE] = getattr(_module(origin.text), NAME)
+            constants[EPILOGUE] = getattr(_module(origin.text), FUNCTION)
         return InterpretedLauncher(kernel, function, recipe, constants, origin.extra)
 
 
@@ -217,9 +217,11 @@ class InterpretedLauncher(PlainLauncher):
     constants: Mapping[str, Any]
     extra: tuple[str, ...] = ()
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """Run the grid, program by program."""
-        values = self.recipe.fill(pointers, args, [])
+        values = self.recipe.fill(pointers, args)
         given: dict[str, Any] = dict(self.constants)
         for p, value in zip(self.kernel.params, values, strict=True):
             if p.kind == "ptr":

@@ -16,7 +16,7 @@ from kiln.compiler.lower import Request, lower
 from kiln.compiler.rowprogram import Instruction, RowProgram
 from kiln.ir.spec import Op
 
-NAME = "epilogue"
+FUNCTION = "epilogue"
 HEADER = """import triton
 import triton.language as tl
 """
@@ -63,7 +63,8 @@ class _TileEmitter(Emitter):
         body = "\n".join(self.lines)
         imports = HEADER + (LIBDEVICE if self.libdevice else "")
         doc = f'    """{self.op.doc}"""'
-        return TritonEpilogue(f"{imports}\n\n@triton.jit\ndef {NAME}({arguments}):\n{doc}\n{body}\n", extra)
+        head = f"@triton.jit\ndef {FUNCTION}({arguments}):"
+        return TritonEpilogue(f"{imports}\n\n{head}\n{doc}\n{body}\n", extra)
 
 
 def epilogue_source(pair: Hosted, ops: Mapping[str, Op], features: frozenset[str]) -> TritonEpilogue:
