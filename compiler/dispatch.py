@@ -106,7 +106,8 @@ def _mean(devices: Sequence[Mapping[str, float]]) -> Costs:
     common = frozenset.intersection(*(frozenset(times) for times in devices))
     logs = {n: sum(math.log(times[n]) for times in devices) / len(devices) for n in common}
     least = min(logs.values(), default=0.0)
-    return {n: math.exp(logs[n] - least) for n in sorted(common)}
+    # Rounded, so that the last bit of a machine's exp moves no choice.
+    return {n: round(math.exp(logs[n] - least), 6) for n in sorted(common)}
 
 
 def over_shapes(points: Mapping[Shape, Costs], along: str) -> dict[Shape, Costs]:
