@@ -2,8 +2,9 @@
 named in this file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class Space:
     along: str = "M"
     """The ranged dimension: dispatch has ranges of it, and takes the next measured extent above."""
     extents: tuple[int, ...] = ()
+    derived: Mapping[str, Any] = field(default_factory=dict)
+    """Dimensions that follow from these, as expressions."""
 
     def shapes(self) -> tuple[dict[str, int], ...]:
         """Every call, small extents first."""

@@ -111,8 +111,13 @@ def _read(path: Path, changed: int, op: str, target: str) -> Database:
 
 def group(row: CudaPrimitive) -> str:
     """The group of calls a candidate competes in: types of its operands, and attributes that it asks for."""
+    return group_of(operand_types(row), attrs_of(row))
+
+
+def attrs_of(row: CudaPrimitive) -> dict[str, bool | int | str]:
+    """Attributes that a candidate asks for."""
     tests = row.when[1:] if isinstance(row.when, list) else ()
-    return group_of(operand_types(row), {p[1]: p[2] for p in tests if p[0] == "attr"})
+    return {p[1]: p[2] for p in tests if p[0] == "attr"}
 
 
 def legal(candidates: Iterable[CudaPrimitive], target: str) -> tuple[CudaPrimitive, ...]:
