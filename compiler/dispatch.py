@@ -1,8 +1,9 @@
 """From the costs of candidates to the predicates that choose among them: one pure rule, the same everywhere.
 
-Of each call the cheapest candidate would do; those within `NEAR` of it count as equal, and a greedy cover then
-takes the candidate that serves most calls first (ties by name), so that few kernels are shipped and noise
-moves no choice. Along the ranged dimension a call takes the next measured point above it, and the last beyond.
+Of each call the cheapest candidate would do; those within `NEAR` of it count as equal, and a greedy cover
+then takes the candidate that serves most calls first (ties by name), so that few kernels are shipped and
+noise moves no choice. Along the ranged dimension a call takes the next measured point above it, and the last
+beyond.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def ranges(points: Mapping[int, str]) -> tuple[Range, ...]:
 def costs_of(database: Database, group: str, legal: Iterable[str]) -> dict[Shape, Costs]:
     """What the database knows of a group's calls: time over the best of the device's.
 
-    Where several devices of the target measured a call, the geometric mean over them of candidates that all of
-    them timed.
+    Where several devices of the target measured a call, the geometric mean over them of candidates that all
+    of them timed.
     """
     names = frozenset(legal)
     by_device: dict[Shape, dict[str, dict[str, float]]] = {}
@@ -161,9 +162,12 @@ def _nested(terms: Mapping[Shape, Any], order: Sequence[str]) -> Any:
     by_extent: dict[int, dict[Shape, Any]] = {}
     for rest, test in terms.items():
         by_extent.setdefault(dict(rest)[dim], {})[rest] = test
-    return _any([
-        _all([["eq", ["dim", dim], extent], _nested(inner, others)]) for extent, inner in sorted(by_extent.items())
-    ])
+    return _any(
+        [
+            _all([["eq", ["dim", dim], extent], _nested(inner, others)])
+            for extent, inner in sorted(by_extent.items())
+        ]
+    )
 
 
 def _range_test(r: Range, along: str) -> Any:

@@ -1,4 +1,5 @@
-"""The tuning database: what was measured of an op's candidates on a target, as canonical JSON in the repository.
+"""The tuning database: what was measured of an op's candidates on a target, as canonical JSON in the
+repository.
 
 A run is one measurement on one device; its rows hold the times of all candidates that were timed on one call.
 Merging is a set union in which the newest sample of a (device, group, shape, candidate) stays, so that the
@@ -11,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kiln.runtime.errors import SchemaError
 from kiln.runtime.fields import (
     Mismatch,
     Reader,

@@ -1,5 +1,5 @@
-"""The calls that hand-scheduled candidates of an op are tuned on: model shapes of the specifications. No target is
-named in this file."""
+"""The calls that hand-scheduled candidates of an op are tuned on: model shapes of the specifications. No
+target is named in this file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,10 +1,10 @@
-"""Choose among hand-scheduled candidates of an op by measurement: compiled anywhere, timed on the device by the thin
-runtime, kept as samples in the tuning database, from which a build derives its dispatch.
+"""Choose among hand-scheduled candidates of an op by measurement: compiled anywhere, timed on the device by
+the thin runtime, kept as samples in the tuning database, from which a build derives its dispatch.
 
 `kiln tune OP` shows what is chosen and on what basis. `--out BUNDLE` compiles every candidate, without a GPU.
-`--run BUNDLE` checks and times them on a device, and goes on where it was interrupted; it needs kiln's runtime and
-tools, NumPy and cuda-bindings, no compiler. `--accept SAMPLES` merges what was measured into the database; then
-build again. Exit code 1 if a candidate's numbers were wrong or it failed."""
+`--run BUNDLE` checks and times them on a device, and goes on where it was interrupted; it needs kiln's
+runtime and tools, NumPy and cuda-bindings, no compiler. `--accept SAMPLES` merges what was measured into the
+database; then build again. Exit code 1 if a candidate's numbers were wrong or it failed."""
 
 from __future__ import annotations
 
@@ -36,11 +36,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jobs", type=int, metavar="N", help="with --out, worker processes")
     parser.add_argument(
-        "--samples", type=Path, metavar="FILE", help="with --run, where samples go (default: BUNDLE/samples.jsonl)"
+        "--samples",
+        type=Path,
+        metavar="FILE",
+        help="with --run, where samples go (default: BUNDLE/samples.jsonl)",
     )
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="with --run, stop after so long")
     parser.add_argument("--device", default="cuda", help="with --run, cuda or cuda:N (default: cuda)")
-    parser.add_argument("--database", type=Path, metavar="DIR", help="the database (default: the package's own)")
+    parser.add_argument(
+        "--database", type=Path, metavar="DIR", help="the database (default: the package's own)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,15 +71,22 @@ def _bundle(args: argparse.Namespace) -> int:
             args.op, args.target, args.out, shapes(args.shape), args.candidate, args.jobs, progress
         )
     document = {
-        "bundle": str(args.out), "root": f"{made.root_digest}",
-        "targets": {p.target: {"candidates": sorted(p.candidates), "shapes": len(p.shapes)} for p in made.plans},
-        "failures": [{"target": f.target, "kernel": f"{f.op}.{f.variant}", "why": f.why} for f in made.failures],
-    }  # fmt: skip
+        "bundle": str(args.out),
+        "root": made.root_digest,
+        "targets": {
+            p.target: {"candidates": sorted(p.candidates), "shapes": len(p.shapes)} for p in made.plans
+        },
+        "failures": [
+            {"target": f.target, "kernel": f"{f.op}.{f.variant}", "why": f.why} for f in made.failures
+        ],
+    }
     lines = [f"{f.target} {f.op}.{f.variant} left out: {f.why}" for f in made.failures]
     for plan in made.plans:
         count = f"{plural(len(plan.candidates), 'candidate')} in {plural(len(plan.groups), 'group')}"
         lines.append(f"{plan.target}: {count}, {plural(len(plan.shapes), 'shape')}")
-    emit(args, document, "\n".join([*lines, f"{args.out}: run kiln tune --run there; root {made.root_digest}"]))
+    emit(
+        args, document, "\n".join([*lines, f"{args.out}: run kiln tune --run there; root {made.root_digest}"])
+    )
     return 1 if made.failures else 0
 
 
@@ -129,7 +141,9 @@ def _accept(args: argparse.Namespace) -> int:
         if changed:
             place.write_bytes(data)
         count = sum(len(row.times) for row in run_of.rows)
-        accepted.append({"op": op, "target": target, "file": str(place), "samples": count, "changed": changed})
+        accepted.append(
+            {"op": op, "target": target, "file": str(place), "samples": count, "changed": changed}
+        )
         for name, why in _stale(op, target, known):
             note(f"{op}.{name}: {why}")
     text = "\n".join(
@@ -154,7 +168,8 @@ def _show(args: argparse.Namespace) -> int:
 
     found = choices(args.op, args.target, args.database)
     rows: list[list[Cell]] = [
-        [c["target"], c["group"], c["call"], c["candidate"], c["basis"], c["runner_up"], c["margin"]] for c in found
+        [c["target"], c["group"], c["call"], c["candidate"], c["basis"], c["runner_up"], c["margin"]]
+        for c in found
     ]
     heads = ["target", "group", "call", "candidate", "basis", "runner-up", "margin"]
     emit(args, {"op": args.op, "choices": found}, lambda: table(heads, rows, width()))

@@ -1,4 +1,5 @@
-"""Making a tuning bundle: every candidate of an op, compiled into a tree of its own by the build's machinery."""
+"""Making a tuning bundle: every candidate of an op, compiled into a tree of its own by the build's
+machinery."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 from kiln.backends.cuda import tuned
 from kiln.backends.cuda.backend import CudaBackend, own_candidates
+from kiln.backends.cuda.cost_model import operand_types
 from kiln.compiler.backend import Backend, Job
 from kiln.compiler.catalog import load_catalogs
 from kiln.compiler.content import TargetPlan, assemble
@@ -62,7 +64,9 @@ class CandidateBackend:
     def plan(self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str) -> list[Job]:
         """See Backend."""
         found = [job for op in ops for job in self._inner.candidate_jobs(op, catalogs, target)]
-        return [j for j in found if self._globs is None or any(fnmatchcase(j.variant, g) for g in self._globs)]
+        return [
+            j for j in found if self._globs is None or any(fnmatchcase(j.variant, g) for g in self._globs)
+        ]
 
 
 def make_bundle(
@@ -132,5 +136,7 @@ def _plan(target: TargetPlan, op: Op, shapes: Sequence[Mapping[str, int]]) -> Pl
         # The default that takes most calls is the one that the others are compared with.
         trusted = [n for n in reversed(own.defaults) if n in names] or [n for n in ranked if n in names]
         first = rows[trusted[0]]
-        found[label] = Group(tuned.operand_types(first), tuned.attrs_of(first), trusted[0], names, SPACES[op.name].derived)
+        found[label] = Group(
+            operand_types(first), tuned.attrs_of(first), trusted[0], names, SPACES[op.name].derived
+        )
     return Plan(SCHEMA, op.name, target.target, op.rows, found, tuple(shapes))

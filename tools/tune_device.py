@@ -19,7 +19,8 @@ from kiln.runtime.expr import Env, compile_expr
 Array: TypeAlias = np.ndarray[Any, Any]
 
 BLOCK = (1 << 23) - 40
-"""Random elements that are made on the host; device memory repeats them. No power of two, so that rows differ."""
+"""Random elements that are made on the host; device memory repeats them. No power of two, so that rows
+differ."""
 ALIGN = 256
 POISON = 0xFF
 """NaN in every float type."""
@@ -56,6 +57,7 @@ class Arena:
             more = min(filled, self.size - filled)
             self._call("cuMemcpyDtoD", self.base + filled, self.base, more)
             filled += more
+        self._call("cuCtxSynchronize")  # these copies are on another stream, and not awaited
         self._at = 0
 
     def take(self, size: int) -> int:
@@ -97,14 +99,16 @@ class Bench:
         if tool is None:
             return most
         command = [
-            tool, f"--id={self.device.ordinal}", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu",
-            "--format=csv,noheader",
+            tool, f"--id={self.device.ordinal}", "--format=csv,noheader",
+            "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu",
         ]  # fmt: skip
         made = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         lines = made.stdout.strip().splitlines()
         return f"{most}; at the start {lines[0]}" if made.returncode == 0 and lines else most
 
-    def operands(self, sig: Signature, types: Mapping[str, str], shape: Mapping[str, int]) -> list[dict[str, Any]]:
+    def operands(
+        self, sig: Signature, types: Mapping[str, str], shape: Mapping[str, int]
+    ) -> list[dict[str, Any]]:
         """Sets of inputs and poisoned outputs, as many as launches rotate over."""
         env = Env()
         env.dims = dict(shape)
@@ -117,7 +121,7 @@ class Bench:
         made = []
         for _ in range(count):
             found: dict[str, Any] = {t.name: None for t in sig.tensors if t.role == "in"}
-            for name, tensor in reads.items():
+            for name in reads:
                 found[name] = self._random(layouts[name], coded and layouts[name][1] == "f32")
             made.append(found)
         self._outputs(outs, made)
@@ -132,10 +136,14 @@ class Bench:
                 self.settle()
                 arena.free()
             block = random_block(dtype, positive)
-            arena = self._arenas[key] = Arena(self.device, block, max(size + (64 << 20), (L2_COVER + 1) * self.l2))
+            arena = self._arenas[key] = Arena(
+                self.device, block, max(size + (64 << 20), (L2_COVER + 1) * self.l2)
+            )
         return View(arena.take(size), shape, contiguous(shape), dtype, self.device.ordinal, False, arena)
 
-    def _outputs(self, outs: Mapping[str, tuple[tuple[int, ...], str]], made: Sequence[dict[str, Any]]) -> None:
+    def _outputs(
+        self, outs: Mapping[str, tuple[tuple[int, ...], str]], made: Sequence[dict[str, Any]]
+    ) -> None:
         total = sum(-(-_bytes(layout) // ALIGN) * ALIGN for layout in outs.values())
         if total > self._out_size:
             if self._out:

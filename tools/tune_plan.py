@@ -109,7 +109,9 @@ def read_plans(bundle: Path) -> tuple[Plan, ...]:
     """
     path = bundle / NAME
     if not path.is_file():
-        raise UnavailableError(f"{bundle} is no tuning bundle: it has no {NAME}; kiln tune OP --out makes one.")
+        raise UnavailableError(
+            f"{bundle} is no tuning bundle: it has no {NAME}; kiln tune OP --out makes one."
+        )
     return read(_PLANS, parse(path.read_bytes(), str(path)), str(path))
 
 

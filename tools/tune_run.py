@@ -1,4 +1,5 @@
-"""Measuring a tuning bundle: worker processes on the device, samples in a journal that survives whatever ends them."""
+"""Measuring a tuning bundle: worker processes on the device, samples in a journal that survives whatever
+ends them."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class Journal:
         whole = data if data.endswith(b"\n") or not data else data[: data.rfind(b"\n") + 1]
         if whole != data:
             if not resume:
-                raise TuneError(f"{path}: the last line is cut short; run kiln tune --run again to complete it.")
+                raise TuneError(
+                    f"{path}: the last line is cut short; run kiln tune --run again to complete it."
+                )
             path.write_bytes(whole)
         for number, line in enumerate(whole.splitlines(), 1):
             journal._read(number, line)
@@ -85,7 +88,9 @@ class Journal:
             return
         for name in ("op", "target", "device", "candidates"):
             if self.head.get(name) != head[name]:
-                raise TuneError(f"{self.path}: its samples are of another {name}; give another --samples file.")
+                raise TuneError(
+                    f"{self.path}: its samples are of another {name}; give another --samples file."
+                )
 
     def add(self, line: Event) -> None:
         """Keep a line, on disk at once."""
@@ -148,7 +153,9 @@ class Report:
     samples: Path
 
 
-def measure(plan: Plan, bundle: Path, samples: Path, budget: float | None, ordinal: int, spawn: Spawn) -> Report:
+def measure(
+    plan: Plan, bundle: Path, samples: Path, budget: float | None, ordinal: int, spawn: Spawn
+) -> Report:
     """Time everything that the samples file does not hold yet; a worker that ends early is replaced.
 
     Args:
@@ -258,4 +265,3 @@ def pick(plans: Sequence[Plan], target: str | None) -> Plan:
         return found[0]
     listed = ", ".join(p.target for p in plans)
     raise UsageError(f"the bundle is of {listed}; name one of them with --target")
-

@@ -53,3 +53,33 @@ def choice_json(choice: Choice) -> Mapping[str, Any]:
     """A choice as JSON; no runner-up has no margin."""
     margin = None if math.isinf(choice.margin) else round(choice.margin, 3)
     return {"candidate": choice.candidate, "runner_up": choice.runner_up, "margin": margin}
+
+
+def samples(op: str, target: str, candidate: str, dims: Mapping[str, int]) -> list[str]:
+    """Sentences on what the database has of a call: the measured extent that decides it, and the times
+    there."""
+    known = own_candidates().get(op)
+    if known is None:
+        return []
+    declared = load_catalogs((KILN,))[op]
+    for group, table in tuned.tables(known.rows, declared, tuned.database(op, target)).items():
+        if candidate not in table.candidates or not table.shapes:
+            continue
+        found = _deciding(table, dims)
+        if found is None:
+            return [f"no shape of these sizes was measured in group {group}: ranges of {table.along} decide"]
+        shape, choice = found
+        over = "alone" if choice.runner_up is None else f"over {choice.runner_up} by {choice.margin - 1:.1%}"
+        return [f"measured at {text(shape)}: {choice.candidate} {over}"]
+    return []
+
+
+def _deciding(table: tuned.Table, dims: Mapping[str, int]) -> tuple[Shape, Choice] | None:
+    """The measured call whose choice a call takes: of its other sizes, the next extent above, or the last."""
+    alike = {
+        dict(shape)[table.along]: (shape, choice)
+        for shape, choice in table.shapes.items()
+        if all(dims[d] == n for d, n in shape if d != table.along)
+    }
+    above = [extent for extent in sorted(alike) if extent >= dims[table.along]]
+    return alike[above[0] if above else max(alike)] if alike else None

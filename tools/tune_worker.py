@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,7 +39,8 @@ GOAL_US = 300.0
 MOST_LAUNCHES = 48
 REPLAYS = 9
 HOPELESS = 1.3
-"""A first replay so much slower than the best one's is the only one: the median of nine moves by a few percent."""
+"""A first replay so much slower than the best one's is the only one: the median of nine moves by a few
+percent."""
 SAMPLED_ROWS = 16
 """Rows of an output that are compared between candidates."""
 CHECK_WIDTH, CHECK_ROWS = 512, (1, 16, 130)
@@ -123,7 +125,8 @@ class Worker:
         """The call ready to launch, or why the candidate cannot take it."""
         asked = {**operands, **group.attrs, "variant": name, "stream": self.bench.stream, "mode": "fast"}
         verdict = next(
-            v for v in self.operation.explain(**{k: v for k, v in asked.items() if k != "stream"}).verdicts
+            v
+            for v in self.operation.explain(**{k: v for k, v in asked.items() if k != "stream"}).verdicts
             if v.variant == name
         )
         return verdict.why if verdict.why is not None else self.operation.bind(**asked)
@@ -191,12 +194,14 @@ class Worker:
         kinds = [self.bench.rows(o, [0]).dtype for o in operands["out"]]
         return [np.asarray(r).astype(k) for r, k in zip(found, kinds, strict=True)]
 
-    def _timed(self, call: Call, contenders: list[Contender], sets: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
+    def _timed(
+        self, call: Call, contenders: list[Contender], sets: Sequence[Mapping[str, Any]]
+    ) -> Iterator[Event]:
         count = launches(call.shape, sets)
         best = float("inf")
         for c in contenders:
             yield {"at": [call.group, dict(call.shape), c.name]}
-            c.graph = self.bench.capture(lambda c=c: self._launches(c.bound, sets, count))
+            c.graph = self.bench.capture(partial(self._launches, c.bound, sets, count))
             self.bench.replay_us(c.graph)
             c.samples = [self.bench.replay_us(c.graph) / count]
             best = min(best, c.samples[0])
@@ -207,10 +212,8 @@ class Worker:
         for c in contenders:
             self.bench.drop(c.graph)
             us, spread = summary(c.samples or [])
-            yield {
-                "group": call.group, "shape": dict(call.shape), "candidate": c.name, "us": us, "spread_us": spread,
-                "replays": len(c.samples or []),
-            }  # fmt: skip
+            where = {"group": call.group, "shape": dict(call.shape), "candidate": c.name}
+            yield {**where, "us": us, "spread_us": spread, "replays": len(c.samples or [])}
 
     def _launches(self, bound: BoundCall, sets: Sequence[Mapping[str, Any]], count: int) -> None:
         for i in range(count):
@@ -219,15 +222,17 @@ class Worker:
             bound()
 
 
-def _narrowed(operation: Operation, rest: tuple[tuple[str, int], ...], along: str) -> tuple[tuple[str, int], ...]:
+def _narrowed(
+    operation: Operation, rest: tuple[tuple[str, int], ...], along: str
+) -> tuple[tuple[str, int], ...]:
     """The extents with that along a row of the output cut: the host multiplies those in milliseconds."""
     width = operation.sig.width
     return tuple((d, min(n, CHECK_WIDTH) if d == width else n) for d, n in rest)
 
 
 def launches(shape: Mapping[str, int], sets: Sequence[Mapping[str, Any]]) -> int:
-    """Launches of a graph: so many that it takes about GOAL_US by a first guess, and every set has its turn if
-    that takes no more than four times as long."""
+    """Launches of a graph: so many that it takes about GOAL_US by a first guess, and every set has its turn
+    if that takes no more than four times as long."""
     views = [v for name, v in sets[0].items() if name != "out" and v is not None]
     moved = sum(prod(v.shape) * DTYPES[v.dtype] for v in (*views, *sets[0]["out"]))
     guess = max(2e6 * prod(shape.values()) / FLOPS, 1e6 * moved / BANDWIDTH, 2.0)
@@ -264,7 +269,8 @@ def _epsilon(kind: Any) -> float:
         return 1.0
     import ml_dtypes
 
-    return float(ml_dtypes.finfo(kind).eps)
+    finfo: Any = ml_dtypes.finfo
+    return float(finfo(kind).eps)
 
 
 def _reference(op: str) -> Callable[..., Any] | None:
@@ -280,18 +286,20 @@ def main() -> int:
     """Run the request on standard input."""
     request = json.load(sys.stdin)
     bundle = Path(request["bundle"])
-    device = CudaDevice(request["ordinal"])
 
     def tell(event: Event) -> None:
         print(json.dumps(event), flush=True)
 
     try:
+        device = CudaDevice(request["ordinal"])
         with load(bundle / TREE, device) as library:
             plan = next(p for p in read_plans(bundle) if p.target == request["target"])
             with device.current():
                 worker = Worker(library, device, plan, request["deadline"])
                 tell({"head": worker.head()})
-                for event in worker.run([Call(c["group"], c["shape"], tuple(c["candidates"])) for c in request["calls"]]):
+                for event in worker.run(
+                    [Call(c["group"], c["shape"], tuple(c["candidates"])) for c in request["calls"]]
+                ):
                     tell(event)
     except ContextLostError as lost:
         tell({"lost": str(lost)})

@@ -104,15 +104,31 @@ class CudaBackend:
             if op.body is not None
             for job in self._generated(op, loaded, target, tools)
         ]
-        for row, selections in rows_with_uses(ops, loaded, target):
-            jobs.append(self._handwritten(row, loaded, target, tools, selections))
+        capability = TARGETS[target].capability
+        competing = {id(row) for own in own_candidates().values() for row in own.rows}
+        for row in primitives(loaded):
+            if row.op in ops and id(row) not in competing and row.min_sm <= capability <= row.max_sm:
+                jobs.append(self._handwritten(row, loaded, target, tools))
+        for name in sorted(own_candidates().keys() & ops.keys()):
+            jobs += self._chosen(ops[name], catalogs, target)
         return jobs
+
+    def _chosen(self, op: Op, catalogs: Sequence[str], target: str) -> Iterator[Job]:
+        """The candidates that the target ships, each with its uses."""
+        jobs = {job.variant: job for job in self.candidate_jobs(op.name, catalogs, target)}
+        own = own_candidates()[op.name]
+        rows = [row for row in own.rows if row.variant in jobs]
+        known = tuned.database(op.name, target)
+        old = {name for name, _ in tuned.stale(known, {v: j.inputs_digest for v, j in jobs.items()})}
+        for kernel in tuned.shipped(rows, own.defaults, op, known, old):
+            uses = tuple(entry.selection() for entry in kernel.entries)
+            yield replace(jobs[kernel.row.variant], selections=uses)
 
     def candidate_jobs(self, op: str, catalogs: Sequence[str], target: str) -> list[Job]:
         """Every candidate of an op that the target can have, each for whatever its needs admit."""
         loaded, tools = load(tuple(catalogs)), self.toolchain(target)
         rows = tuned.legal(own_candidates().get(op, Candidates()).rows, target) if OWN in loaded.names else ()
-        return [self._handwritten(row, loaded, target, tools, (_use(row),)) for row in rows]
+        return [self._handwritten(row, loaded, target, tools) for row in rows]
 
     def stale_samples(
         self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str
@@ -152,14 +168,7 @@ class CudaBackend:
             self._planned[key] = [(ship, s) for ship in shipped for s in schedules(op, ship)]
         return self._planned[key]
 
-    def _handwritten(
-        self,
-        row: CudaPrimitive,
-        loaded: Loaded,
-        target: str,
-        tools: Mapping[str, str],
-        selections: tuple[dict[str, Any], ...],
-    ) -> Job:
+    def _handwritten(self, row: CudaPrimitive, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Job:
         payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}
         # Where a kernel is used does not determine its bytes: another measurement recompiles nothing.
         code = repr(replace(row, when=True, priority=0))
@@ -167,27 +176,8 @@ class CudaBackend:
         module = row.kernel.partition(":")[0]
         sources = (*module_closure(module), *_own_files(("compile.py", "primitive.py")))
         digest = inputs_digest(sources, contents, tools)
-        return Job(target, row.op, row.variant, digest, RUNNER, payload, selections)
-
-
-def _use(row: CudaPrimitive) -> dict[str, Any]:
-    return {"variant": row.variant, "when": row.when, "priority": row.priority, "tuned": None}
-
-
-def rows_with_uses(
-    ops: Mapping[str, Op], loaded: Loaded, target: str
-) -> Iterator[tuple[CudaPrimitive, tuple[dict[str, Any], ...]]]:
-    """Every hand-scheduled kernel that a target ships, and the manifest entries that are made of it."""
-    capability = TARGETS[target].capability
-    candidates = own_candidates() if OWN in loaded.names else {}
-    competing = {id(row) for own in candidates.values() for row in own.rows}
-    for row in primitives(loaded):
-        if row.op in ops and id(row) not in competing and row.min_sm <= capability <= row.max_sm:
-            yield row, (_use(row),)
-    for name in sorted(candidates.keys() & ops.keys()):
-        known, own = tuned.database(name, target), candidates[name]
-        for kernel in tuned.shipped(own.rows, own.defaults, ops[name], known):
-            yield kernel.row, tuple(entry.selection() for entry in kernel.entries)
+        use = {"variant": row.variant, "when": row.when, "priority": row.priority, "tuned": None}
+        return Job(target, row.op, row.variant, digest, RUNNER, payload, (use,))
 
 
 @lru_cache(maxsize=16)

@@ -1,8 +1,8 @@
 """What a candidate of a tiled matrix product is expected to cost on a target that nobody measured.
 
 A roofline with occupancy: programs run in waves over the multiprocessors; each wave takes the longer of its
-arithmetic and of its loads, of which a multiprocessor keeps only the tiles of its pipeline in flight. It ranks
-candidates; it predicts no time. Choices that rest on it are marked `model`.
+arithmetic and of its loads, of which a multiprocessor keeps only the tiles of its pipeline in flight. It
+ranks candidates; it predicts no time. Choices that rest on it are marked `model`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ rows of every other shape, and `NAME` for whatever its needs admit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,8 +33,9 @@ from kiln.ir.spec import Op
 from kiln.recipes.tuning import SPACES, Space
 from kiln.runtime.errors import SchemaError
 
-Basis = Literal["measured", "model", "default"]
-"""What a choice rests on: samples of the target, the declared cost model, or the table's own order."""
+Basis = Literal["measured", "stale", "model", "default"]
+"""What a choice rests on: samples of the target, samples of a kernel that has changed since, the declared
+cost model, or the table's own order."""
 
 PRIORITY: Mapping[str, int] = {"shapes": 3000, "rows": 2000, "default": 1000, "other": 0}
 """Of a candidate's entries; defaults count down from theirs."""
@@ -144,23 +145,36 @@ def _table(name: str, rows: Mapping[str, CudaPrimitive], op: Op, known: Database
 
 
 def shipped(
-    candidates: Sequence[CudaPrimitive], defaults: Sequence[str], op: Op, known: Database
+    candidates: Sequence[CudaPrimitive],
+    defaults: Sequence[str],
+    op: Op,
+    known: Database,
+    old: Collection[str] = (),
 ) -> tuple[Shipped, ...]:
-    """The candidates that a target ships: those chosen somewhere, and the defaults."""
+    """The candidates that a target ships: those chosen somewhere, and the defaults.
+
+    Args:
+        candidates: the op's.
+        defaults: names, in the order in which calls that nothing else takes try them.
+        op: the op.
+        known: what was measured.
+        old: candidates whose samples are stale: the choice stands, and is marked.
+    """
     found: list[Shipped] = []
     for table in tables(candidates, op, known).values():
         ranked = [n for n in defaults if n in table.candidates]
         for name in sorted(table.chosen | set(ranked)):
             row = table.candidates[name]
-            found.append(Shipped(row, tuple(_entries(row, table, ranked))))
+            basis = "stale" if table.basis == "measured" and name in old else table.basis
+            found.append(Shipped(row, tuple(_entries(row, table, ranked, basis))))
     return tuple(found)
 
 
-def _entries(row: CudaPrimitive, table: Table, ranked: Sequence[str]) -> Iterator[Entry]:
+def _entries(row: CudaPrimitive, table: Table, ranked: Sequence[str], basis: Basis) -> Iterator[Entry]:
     for kind, choices in (("shapes", table.shapes), ("rows", table.rows)):
         where = predicate(rows_of(choices, table.along), row.variant, table.along)
         if where is not None:
-            yield Entry(f"{row.variant}.{kind}", both(row.when, where), PRIORITY[kind], table.basis)
+            yield Entry(f"{row.variant}.{kind}", both(row.when, where), PRIORITY[kind], basis)
     if row.variant in ranked:
         yield Entry(row.variant, row.when, PRIORITY["default"] - ranked.index(row.variant), "default")
     else:
@@ -182,7 +196,10 @@ def stale(known: Database, now: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if name not in now:
             yield name, f"It was measured on {date}, but is no candidate any more; measure the op again."
         elif now[name] != digest:
-            yield name, (
-                f"It was measured on {date} with inputs {digest[:12]}, which are {now[name][:12]} now; "
-                "measure the op again with kiln tune."
+            yield (
+                name,
+                (
+                    f"It was measured on {date} with inputs {digest[:12]}, which are {now[name][:12]} now; "
+                    "measure the op again with kiln tune."
+                ),
             )

@@ -1,4 +1,5 @@
-"""The rule that turns costs into dispatch: ties, cover, ranges, and predicates that choose what the rule says."""
+"""The rule that turns costs into dispatch: ties, cover, ranges, and predicates that choose what the rule
+says."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def test_the_fastest_wins_with_its_runner_up_and_margin() -> None:
 
 
 def test_a_tie_goes_to_the_candidate_that_serves_more_calls() -> None:
-    points = {call(1): {"a": 10.0, "b": 10.1}, call(2): {"a": 30.0, "b": 20.0}, call(4): {"a": 9.0, "b": 20.0}}
+    points = {
+        call(1): {"a": 10.0, "b": 10.1},
+        call(2): {"a": 30.0, "b": 20.0},
+        call(4): {"a": 9.0, "b": 20.0},
+    }
     assert chosen(points) == {1: "b", 2: "b", 4: "a"} or chosen(points) == {1: "a", 2: "b", 4: "a"}
     more = points | {call(8): {"a": 50.0, "b": 20.0}}
     assert chosen(more) == {1: "b", 2: "b", 4: "a", 8: "b"}

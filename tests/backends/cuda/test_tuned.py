@@ -1,4 +1,5 @@
-"""What a target ships of an op's candidates, and that selection on a real manifest entry follows the database."""
+"""What a target ships of an op's candidates, and that selection on a real manifest entry follows the
+database."""
 
 from __future__ import annotations
 
@@ -76,13 +77,21 @@ def test_measured_calls_take_what_was_measured() -> None:
         "bf16_m64.shapes", "bf16_any.shapes", "bf16_any.shapes", "bf16_any.shapes",
     ]  # fmt: skip
     # Of a shape that nobody measured: what was best on the average, then the defaults.
-    assert [runs(found, call(m, 512)) for m in (1, 64, 65)] == ["bf16_m64.rows", "bf16_any.rows", "bf16_any.rows"]
+    assert [runs(found, call(m, 512)) for m in (1, 64, 65)] == [
+        "bf16_m64.rows",
+        "bf16_any.rows",
+        "bf16_any.rows",
+    ]
     assert runs(found, call(1, aligned=False)) == "bf16_any_unaligned"
     assert runs(found, call(1, dtype="f16")) == "f16_any.rows"
 
 
 def test_a_choice_beyond_the_needs_falls_to_the_next() -> None:
-    found = entries(measured((1, {"bf16_m16": 5.0}),))
+    found = entries(
+        measured(
+            (1, {"bf16_m16": 5.0}),
+        )
+    )
     assert runs(found, call(16)) == "bf16_m16.shapes"
     assert runs(found, call(17)) == "bf16_m64"  # the last range has no end, the kernel's needs have
 
@@ -125,6 +134,7 @@ def test_where_a_kernel_is_used_leaves_its_inputs_alone(monkeypatch: pytest.Monk
     again = {j.variant: j for j in backend.plan(ops, ("kiln.recipes",), "sm_90a")}
     assert {v: j.inputs_digest for v, j in again.items()} == {v: j.inputs_digest for v, j in plain.items()}
     assert again["bf16_m64"].selections != plain["bf16_m64"].selections
+    assert again["bf16_m64"].selections[0]["tuned"] == "stale"  # of inputs that are not its own
     bundle = {j.variant: j for j in backend.candidate_jobs("matmul_bt", ("kiln.recipes",), "sm_90a")}
     assert all(bundle[v].inputs_digest == j.inputs_digest for v, j in plain.items())
     other = {j.variant: j for j in backend.candidate_jobs("matmul_bt", ("kiln.recipes",), "sm_100a")}
@@ -134,9 +144,13 @@ def test_where_a_kernel_is_used_leaves_its_inputs_alone(monkeypatch: pytest.Monk
 def test_samples_of_other_inputs_are_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, ops = CudaBackend(), {"matmul_bt": MATMUL_BT}
     assert backend.stale_samples(ops, ("kiln.recipes",), "sm_120a") == []
-    now = {j.variant: j.inputs_digest for j in backend.candidate_jobs("matmul_bt", ("kiln.recipes",), "sm_90a")}
+    now = {
+        j.variant: j.inputs_digest for j in backend.candidate_jobs("matmul_bt", ("kiln.recipes",), "sm_90a")
+    }
     fresh = measured((1, {"bf16_m16": 9.0}))
-    fresh = replace(fresh, runs=tuple(replace(r, candidates={"bf16_m16": now["bf16_m16"]}) for r in fresh.runs))
+    fresh = replace(
+        fresh, runs=tuple(replace(r, candidates={"bf16_m16": now["bf16_m16"]}) for r in fresh.runs)
+    )
     monkeypatch.setattr(tuned, "database", lambda op, target: fresh)
     assert backend.stale_samples(ops, ("kiln.recipes",), "sm_90a") == []
     monkeypatch.setattr(tuned, "database", lambda op, target: measured((1, {"bf16_m16": 9.0, "gone": 1.0})))
