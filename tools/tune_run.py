@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from kiln.compiler.tuning import Run, parse_run, shape_key
 from kiln.runtime.errors import KilnError, SchemaError
-from kiln.tools.console import UsageError, note
+from kiln.tools.console import UsageError, note, plural
 from kiln.tools.tune_plan import Plan, Shape, call_json, calls
 
 Event: TypeAlias = dict[str, Any]
@@ -24,6 +24,8 @@ Spawn: TypeAlias = Callable[[Event], Iterator[Event]]
 """Starts a worker on a request; what it says, then how it ended: {"ended": sentence} unless all was done."""
 
 SCHEMA = 1
+EVERY = 10.0
+"""Seconds between two lines of progress."""
 SILENCE = 60.0
 """Seconds without a word after which a worker hangs."""
 
@@ -186,7 +188,11 @@ def measure(
 def _attend(plan: Plan, journal: Journal, events: Iterator[Event]) -> bool:
     """Keep what a worker says; whether another one is worth starting."""
     at: list[Any] | None = None
+    last = time.monotonic()
     for event in events:
+        if time.monotonic() - last > EVERY:
+            last = time.monotonic()
+            note(f"{plural(len(journal.lines), 'sample')}, now {at}")
         if "head" in event:
             fixed = {"kiln_samples": SCHEMA, "op": plan.op, "target": plan.target}
             journal.begin({**event["head"], **fixed})
