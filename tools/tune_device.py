@@ -172,6 +172,17 @@ class Bench:
             self.call("cuMemcpyDtoH", found[i:].ctypes.data, at, width * kind.itemsize)
         return found
 
+    def whole(self, view: View) -> Array:
+        """All of an array, on the host."""
+        self.settle()
+        found = np.empty(view.shape, self.kind(view))
+        self.call("cuMemcpyDtoH", found.ctypes.data, view.ptr, found.nbytes)
+        return found
+
+    def kind(self, view: View) -> Any:
+        """The array's NumPy type."""
+        return numpy_dtype(view.dtype)
+
     def settle(self) -> None:
         """Wait for everything."""
         self.call("cuStreamSynchronize", self.stream)

@@ -26,9 +26,10 @@ from kiln.runtime.verify import verify_tree
 from kiln.tests.runtime.fake_driver import CUresult, Function, read_params
 from kiln.tests.tools.host_driver import GraphDriver
 from kiln.tools import cli, tune_device
+from kiln.tools.tune_check import differs
 from kiln.tools.tune_plan import NAME, TREE, Call, Plan, read_plans
 from kiln.tools.tune_run import Event, Journal, TuneError, measure, pick
-from kiln.tools.tune_worker import Worker, differs
+from kiln.tools.tune_worker import Worker
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
