@@ -85,8 +85,7 @@ COMMANDS: tuple[Command, ...] = (
         "tune",
         "tune",
         "choose among candidate kernels by measurement",
-        "kiln tune matmul_bt --target sm_90a --out bundle && kiln tune --run bundle --budget 120\n"
-        "  kiln tune --accept bundle/samples.jsonl",
+        "kiln tune matmul_bt --target sm_90a --out bundle",
     ),
     Command(
         "header", "header", "write typed calls of a tree's ops in C", "kiln header trees --out kiln_ops.h"

@@ -56,14 +56,14 @@ class Worker:
     """Everything on one device."""
 
     def __init__(self, library: Library, device: CudaDevice, plan: Plan, deadline: float) -> None:
-        self.library, self.plan, self.deadline = library, plan, deadline
+        self.plan, self.deadline, self._device = plan, deadline, device
         self.operation: Operation = library.op(plan.op)
         self.bench = Bench(device)
         self.numbers = Numbers(self.bench, self.operation, plan)
 
     def head(self) -> Event:
         """What the samples are of."""
-        device, driver = describe(self.library.device)
+        device, driver = describe(self._device)
         kernels = self.numbers.kernels.values()
         versions = {v for k in kernels for n, v in k.toolchain.items() if n == "ptxas"}
         now = datetime.datetime.now(datetime.UTC)
