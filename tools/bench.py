@@ -18,6 +18,7 @@ from typing import Any
 from kiln.runtime.entities import Kernel, Signature, Tensor
 from kiln.runtime.errors import ContractError, SelectionError
 from kiln.runtime.load import Library, load
+from kiln.runtime.select import entry_of
 from kiln.tools import peers
 from kiln.tools.bench_device import Bench, CpuBench, CudaBench
 from kiln.tools.console import UsageError, emit, note, table
@@ -118,6 +119,8 @@ def cases(library: Library, name: str, shapes: Sequence[Mapping[str, int]]) -> I
     for kernel in operation.candidates:
         facts = _facts(kernel.when)
         if kernel.tier == "composite" or kernel.variant.endswith("unaligned"):
+            continue
+        if entry_of(kernel, operation.candidates) is not None:
             continue
         rows, columns = operation.sig.rows, operation.sig.width
         width = _named_width(kernel.when, columns)

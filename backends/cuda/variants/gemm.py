@@ -119,4 +119,6 @@ def _rows() -> Iterator[CudaPrimitive]:
             yield _row(op, kind, out, schedule, len(schedules) - 1 - rank)
 
 
-PRIMITIVES: tuple[CudaPrimitive, ...] = tuple(_rows())
+CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_rows())
+DEFAULTS = tuple(dict.fromkeys(candidate.variant for candidate in CANDIDATES))
+"""What runs shapes that nothing was measured for: all of them, those for few rows first."""
