@@ -113,12 +113,14 @@ def _row(op: str, kind: DType, out: DType, schedule: Schedule, priority: int) ->
     )  # fmt: skip
 
 
-def _rows() -> Iterator[CudaPrimitive]:
+def _rows(wanted: str) -> Iterator[CudaPrimitive]:
     for op, kind, out, schedules in SHIPPED:
-        for rank, schedule in enumerate(schedules):
+        for rank, schedule in enumerate(schedules if op == wanted else ()):
             yield _row(op, kind, out, schedule, len(schedules) - 1 - rank)
 
 
-CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_rows())
-DEFAULTS = tuple(dict.fromkeys(candidate.variant for candidate in CANDIDATES))
+CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_rows("matmul_bt"))
+DEFAULTS = tuple(candidate.variant for candidate in CANDIDATES)
 """What runs shapes that nothing was measured for: all of them, those for few rows first."""
+PRIMITIVES: tuple[CudaPrimitive, ...] = tuple(_rows("matmul"))
+"""Weights by columns: one kernel for aligned operands and one for others, nothing to choose among."""
