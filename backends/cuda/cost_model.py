@@ -1,6 +1,6 @@
 """What a candidate of a tiled matrix product is expected to cost on a target that nobody measured.
 
-A roofline with occupancy: programs run in waves over the multiprocessors; each wave takes the longer of its
+A roofline with occupancy: tiles run in waves over the multiprocessors; each wave takes the longer of its
 arithmetic and of its loads, of which a multiprocessor keeps only the tiles of its pipeline in flight. It
 ranks candidates; it predicts no time. Choices that rest on it are marked `model`.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 from typing import Self
 
 from kiln.backends.cuda.primitive import CudaPrimitive, Pointer
@@ -17,7 +17,7 @@ from kiln.compiler.target import Target
 from kiln.compiler.tuning import Shape, shape_key
 from kiln.ir.dtypes import DTYPES
 from kiln.ir.spec import Op
-from kiln.runtime.expr import Env, Pred, Value, compile_expr, parse_expr, parse_pred, why_not
+from kiln.runtime.expr import Env, Pred, compile_expr, parse_expr, parse_pred, why_not
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,6 @@ class Model:
     """Programs that share an output tile's inner dimension."""
     types: Mapping[str, str]
     when: Pred
-    grid: tuple[Value, ...]
 
     @classmethod
     def of(cls, row: CudaPrimitive) -> Self | None:
@@ -83,9 +82,9 @@ class Model:
         if not all(isinstance(s, int) for s in sizes):
             return None
         m, n, k = (int(s) for s in sizes if s is not None)
-        grid = tuple(compile_expr(parse_expr(g)) for g in row.grid)
-        split = int(row.constants.get("SPLIT", 1))
-        return cls(row, m, n, k, split, operand_types(row), parse_pred(row.when), grid)
+        split = row.constants.get("SPLIT")
+        cut = split if isinstance(split, int) else 1
+        return cls(row, m, n, k, cut, operand_types(row), parse_pred(row.when))
 
 
 def operand_types(row: CudaPrimitive) -> dict[str, str]:
@@ -105,7 +104,7 @@ def modelled(
         for model in known:
             env.dtypes = dict(model.types)
             if why_not(model.when, env) is None:
-                costs[model.row.variant] = _seconds(model, shape, env, target)
+                costs[model.row.variant] = _seconds(model, shape, target)
         if costs:
             found[shape_key(shape)] = costs
     return found
@@ -122,11 +121,11 @@ def _env(op: Op, shape: Mapping[str, int]) -> Env:
     return env
 
 
-def _seconds(model: Model, shape: Mapping[str, int], env: Env, target: Target) -> float:
+def _seconds(model: Model, shape: Mapping[str, int], target: Target) -> float:
     machine, row = MACHINES[target.name], model.row
     first = next(p for p in row.params if isinstance(p, Pointer))
     size = DTYPES[first.dtype].bytes
-    programs = prod(max(1, int(extent(env))) for extent in model.grid)
+    programs = ceil(shape["M"] / model.m) * ceil(shape["N"] / model.n) * model.split
     inner = shape["K"] / model.split
     staged = (model.m + model.n) * model.k * size
     stages = max(row.num_stages, 1)

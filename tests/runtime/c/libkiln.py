@@ -27,6 +27,7 @@ from kiln.runtime.errors import (
 )
 from kiln.runtime.manifest import parse_manifest
 from kiln.runtime.select import Explanation, Verdict
+from kiln.tests.runtime.c.options import Options
 from kiln.tests.runtime.c.scratch import Scratch
 
 SOURCES = Path(__file__).parents[3] / "runtime" / "c"
@@ -69,38 +70,6 @@ class Argument(ctypes.Structure):
 
 
 TENSOR, NUMBER, INTEGER, BOOL, TEXT, WRITTEN = range(1, 7)
-
-
-class Root(ctypes.Structure):
-    """kiln_root"""
-
-    _fields_ = (
-        ("path", ctypes.c_char_p),
-        ("archive", ctypes.c_char_p),
-        ("archive_bytes", ctypes.c_size_t),
-        ("expect", ctypes.c_char_p),
-        ("public_key", ctypes.c_char_p),
-        ("minimum_generation", ctypes.c_int64),
-    )
-
-
-class Options(ctypes.Structure):
-    """kiln_options"""
-
-    _fields_ = (
-        ("root", ctypes.c_char_p),
-        ("roots", ctypes.POINTER(Root)),
-        ("root_count", ctypes.c_size_t),
-        ("device", ctypes.c_char_p),
-        ("expect", ctypes.c_char_p),
-        ("public_key", ctypes.c_char_p),
-        ("minimum_generation", ctypes.c_int64),
-        ("threads", ctypes.c_int32),
-        ("disable", ctypes.c_char_p),
-        ("driver_path", ctypes.c_char_p),
-        ("poison_scratch", ctypes.c_int32),
-        ("scratch_per_call", ctypes.c_int32),
-    )
 
 
 class Choice(ctypes.Structure):
