@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kiln.recipes.gemm import MATMUL_BT, matmul_bt_in_order
+from kiln.recipes.gemm import MATMUL, MATMUL_BT, matmul_bt_in_order
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -15,8 +15,9 @@ def test_literals(dtype: Any) -> None:
     weight = np.array([[1, 1], [2, -1], [4, 0.5]], dtype)
     assert MATMUL_BT.reference is not None
     (out,) = MATMUL_BT.reference(x=x, weight=weight)
-    assert out.dtype == x.dtype
     assert out.tolist() == [[3, 0, 5]]
+    assert MATMUL.reference is not None
+    assert MATMUL.reference(x=x, weight=weight.T)[0].tolist() == [[3, 0, 5]]
     assert matmul_bt_in_order(x, weight).tolist() == [[3, 0, 5]]
 
 
@@ -34,10 +35,12 @@ def test_nothing_to_sum_gives_zeros() -> None:
     assert matmul_bt_in_order(x, weight).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
-def test_one_rounding() -> None:
+def test_one_rounding_to_the_type_that_is_asked_for() -> None:
     x, weight = np.array([[1, 2**-8]], ml_dtypes.bfloat16), np.ones((1, 2), ml_dtypes.bfloat16)
     assert MATMUL_BT.reference is not None
-    assert MATMUL_BT.reference(x=x, weight=weight)[0].astype(np.float32).tolist() == [[1.0]]
+    assert MATMUL_BT.reference(x=x, weight=weight)[0].tolist() == [[1 + 2**-8]]
+    assert matmul_bt_in_order(x, weight, np.float32).tolist() == [[1 + 2**-8]]
+    assert matmul_bt_in_order(x, weight).astype(np.float32).tolist() == [[1.0]]
 
 
 def test_the_contract_is_an_envelope() -> None:

@@ -1,11 +1,12 @@
-"""CUDA realizations of matmul_bt: one schedule per bucket of rows, and one for operands without 16-byte
-alignment."""
+"""CUDA realizations of matmul_bt and matmul for every shape: one schedule per bucket of rows, and one for operands
+without 16-byte alignment."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer, Unit
-from kiln.ir.dtypes import BF16, F16, F32
+from kiln.ir.dtypes import BF16, F16, F32, DType
 
 Expr: TypeAlias = Any
 
@@ -24,7 +25,7 @@ class Schedule:
     warps: int
     stages: int
     aligned: bool = True
-    """Rows and inner dimension in multiples of 16 elements, 16-byte addresses."""
+    """Rows and what lies along them in multiples of 16 elements, 16-byte addresses."""
 
     @property
     def name(self) -> str:
@@ -47,47 +48,73 @@ SINGLE = (
 )
 """f32 in IEEE arithmetic, without tensor cores."""
 GROUP = 8
+Row: TypeAlias = tuple[str, DType, DType, tuple[Schedule, ...]]
+"""An op, the type of x and weight, the output's type, and schedules in the order in which they are tried."""
+SHIPPED: tuple[Row, ...] = (
+    ("matmul_bt", BF16, BF16, HALF),
+    ("matmul_bt", BF16, F32, HALF),
+    ("matmul_bt", F16, F16, HALF[2:]),
+    ("matmul_bt", F16, F32, HALF[3:]),
+    ("matmul_bt", F32, F32, SINGLE),
+    ("matmul", BF16, BF16, HALF[2:]),
+    ("matmul", BF16, F32, HALF[3:]),
+    ("matmul", F16, F16, HALF[3:]),
+    ("matmul", F16, F32, HALF[3:]),
+    ("matmul", F32, F32, SINGLE[1:]),
+)
 
 
-def _when(dtype: str, schedule: Schedule) -> Expr:
-    when: Expr = ["and", ["dtype", "x", dtype]]
+def _name(kind: DType, out: DType, schedule: Schedule) -> str:
+    return f"{kind.name}{'' if kind is out else f'_{out.name}'}_{schedule.name}"
+
+
+def _when(op: str, kind: DType, out: DType, schedule: Schedule) -> Expr:
+    types = {"x": kind, "weight": kind, "out": out}
+    when: Expr = ["and", *(["dtype", operand, dtype.name] for operand, dtype in types.items())]
     if schedule.rows is not None:
         when += [["le", M, schedule.rows]]
     if schedule.aligned:
-        when += [["divisible", e, 16] for e in (K, ["stride", "x"], ["stride", "weight"], ["stride", "out"])]
-        when += [["aligned", operand, 16] for operand in ("x", "weight", "out")]
+        whole = [K, *([] if op == "matmul_bt" else [N]), *(["stride", operand] for operand in types)]
+        when += [["divisible", e, 16] for e in whole]
+        when += [["aligned", operand, 16] for operand in types]
     return when
 
 
-def _matmul_bt(dtype: str, schedule: Schedule, priority: int) -> CudaPrimitive:
+def _row(op: str, kind: DType, out: DType, schedule: Schedule, priority: int) -> CudaPrimitive:
     block_m, block_n, block_k = schedule.block
     unit: Unit = 16 if schedule.aligned else 1
+    bt = op == "matmul_bt"
     return CudaPrimitive(
-        op="matmul_bt",
-        variant=f"{dtype}_{schedule.name}",
-        kernel="kiln.backends.cuda.kernels.gemm:matmul_bt",
+        op=op,
+        variant=_name(kind, out, schedule),
+        kernel="kiln.backends.cuda.kernels.gemm:matmul",
         params=(
-            Pointer("x", "x", dtype, align=unit),
-            Pointer("weight", "weight", dtype, align=unit),
-            Pointer("out", "out", dtype, "write", align=unit),
+            Pointer("x", "x", kind.name, align=unit),
+            Pointer("weight", "weight", kind.name, align=unit),
+            Pointer("out", "out", out.name, "write", align=unit),
             Number("M", "i32", M),
-            Number("N", "i32", N),
+            Number("N", "i32", N, 1 if bt else unit),
             Number("K", "i32", K, unit),
             Number("x_stride", "i64", ["stride", "x"], unit),
             Number("weight_stride", "i64", ["stride", "weight"], unit),
             Number("out_stride", "i64", ["stride", "out"], unit),
         ),
-        constants={"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": GROUP},
+        constants={
+            "extra": None, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": GROUP,
+            "BT": bt, "EPILOGUE": None,
+        },
         grid=(["mul", ["cdiv", M, block_m], ["cdiv", N, block_n]], 1, 1),
-        when=_when(dtype, schedule),
+        when=_when(op, kind, out, schedule),
         priority=priority,
         num_warps=schedule.warps,
         num_stages=schedule.stages,
-    )
+    )  # fmt: skip
 
 
-PRIMITIVES: tuple[CudaPrimitive, ...] = tuple(
-    _matmul_bt(dtype, schedule, len(table) - 1 - rank)
-    for dtype, table in ((BF16.name, HALF), (F16.name, HALF[2:3]), (F32.name, SINGLE))
-    for rank, schedule in enumerate(table)
-)
+def _rows() -> Iterator[CudaPrimitive]:
+    for op, kind, out, schedules in SHIPPED:
+        for rank, schedule in enumerate(schedules):
+            yield _row(op, kind, out, schedule, len(schedules) - 1 - rank)
+
+
+PRIMITIVES: tuple[CudaPrimitive, ...] = tuple(_rows())

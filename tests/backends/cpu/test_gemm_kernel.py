@@ -22,10 +22,10 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return {p.variant: Native(p, request.param, folder) for p in PRIMITIVES}
 
 
-def _call(kernel: Native, x: Array, weight: Array, split: int = 1) -> Array:
+def _call(kernel: Native, x: Array, weight: Array, split: int = 1, out_type: Any = None) -> Array:
     """Run in `split` pieces into a column slice of a poisoned buffer."""
     m, n, size = x.shape[0], weight.shape[0], x.itemsize
-    buffer = np.full((m + 1, n + 7), 99, x.dtype)
+    buffer = np.full((m + 1, n + 7), 99, x.dtype if out_type is None else out_type)
     out = buffer[:m, 3 : 3 + n]
     numbers = {"M": m, "N": n, "K": x.shape[1]}
     numbers |= {
@@ -59,6 +59,14 @@ def test_gives_the_bits_of_the_sum_in_order(
     want = matmul_bt_in_order(x, weight)
     assert _call(kernels[name], x, weight).tobytes() == want.tobytes()
     assert _call(kernels[name], x, weight, split=3).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16"])
+def test_an_f32_output_is_the_sum_itself(kernels: dict[str, Native], name: str) -> None:
+    x, weight = _operands(5, 33, 70, DTYPES[name])
+    want = matmul_bt_in_order(x, weight, np.float32)
+    assert _call(kernels[f"{name}_f32"], x, weight, out_type=np.float32).tobytes() == want.tobytes()
+    assert want.astype(x.dtype).astype(np.float32).tobytes() != want.tobytes()
 
 
 @pytest.mark.parametrize("name", DTYPES)
