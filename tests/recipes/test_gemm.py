@@ -15,6 +15,7 @@ from kiln.ir.spec import Op
 from kiln.recipes.gemm import MATMUL, MATMUL_BT, matmul_bt_in_order
 from kiln.runtime.errors import ContractError
 from kiln.runtime.load import Library, load
+from kiln.runtime.merged import merged
 from kiln.tests.recipes.conftest import build_one_tier
 from kiln.tests.recipes.literals import literal
 
@@ -28,9 +29,9 @@ DTYPES = [np.float32, np.float16, BF16]
 
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
-    """matmul_bt for the best ISA tier of this machine."""
+    """Both orientations for the best ISA tier of this machine."""
     out: Path = tmp_path_factory.mktemp("products") / "tree"
-    build_one_tier(out, ["matmul_bt"])
+    build_one_tier(out, ["matmul_bt", "matmul"])
     with load(out, "cpu") as library:
         yield library
 
@@ -46,7 +47,7 @@ def _oracle_by_columns(x: Array, weight: Array, out: Any = None) -> Array:
     return _oracle(x, weight.T, out, MATMUL)
 
 
-@pytest.fixture(params=["oracle", "oracle_by_columns", "in_order", "cpu"])
+@pytest.fixture(params=["oracle", "oracle_by_columns", "in_order", "cpu", "cpu_by_columns"])
 def product(request: pytest.FixtureRequest) -> Product:
     """Each way to multiply in turn."""
     ways: dict[str, Product] = {
@@ -62,7 +63,9 @@ def product(request: pytest.FixtureRequest) -> Product:
         """Into poisoned memory."""
         kind = x.dtype if out is None else out
         made = np.full((len(x), len(weight)), 99, kind)
-        return np.asarray(library.op("matmul_bt")(x, weight, out=made))
+        if request.param == "cpu":
+            return np.asarray(library.op("matmul_bt")(x, weight, out=made))
+        return np.asarray(library.op("matmul")(x, weight.T.copy(), out=made))
 
     return run
 
@@ -145,6 +148,8 @@ def test_bits_are_those_of_the_sum_in_order(products: Library) -> None:
         for out in (BF16, np.float32):
             got = products.op("matmul_bt")(x, weight, out=np.full((m, n), 99, out))
             assert got.tobytes() == matmul_bt_in_order(x, weight, out).tobytes()
+            by_columns = products.op("matmul")(x, weight.T.copy(), out=np.full((m, n), 99, out))
+            assert by_columns.tobytes() == got.tobytes()
 
 
 def test_properties_of_every_size(products: Library) -> None:
@@ -187,6 +192,32 @@ def test_the_contract_is_an_envelope() -> None:
 X = np.ones((4, 8), BF16)
 WEIGHT = np.ones((6, 8), BF16)
 SQUARE = np.ones((8, 8), BF16)
+
+
+def test_views_of_a_merged_projection(products: Library) -> None:
+    """q, k and v of one product: bits of three, in one buffer."""
+    x, weight = _operands(3, 40, 24)
+    out = np.asarray(products.op("matmul_bt")(x, weight))
+    begin = 0
+    for view, n in zip(merged(out, (24, 8, 8)), (24, 8, 8), strict=True):
+        assert view.base is not None
+        assert view.strides == out.strides
+        assert view.tobytes() == matmul_bt_in_order(x, weight[begin : begin + n]).tobytes()
+        begin += n
+
+
+@pytest.mark.parametrize(
+    ("shards", "told"),
+    [
+        ((24, 8), "merged: shards [24, 8] sum to 32, expected N=40"),
+        ((48, -8), "merged: shards [48, -8] sum to 40, expected N=40"),
+        ((), "merged: shards [] sum to 0, expected N=40"),
+    ],
+)
+def test_shards_that_are_not_the_columns(shards: tuple[int, ...], told: str) -> None:
+    with pytest.raises(ContractError) as caught:
+        merged(np.ones((3, 40), BF16), shards)
+    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize(
