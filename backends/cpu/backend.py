@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -97,7 +98,7 @@ class CpuBackend:
         sources = [
             *loaded.sources(op.name),
             *_own(*ALWAYS),
-            *(_own(f"kernels/{r.template}")[0] for r in rows),
+            *(path for r in rows for path in _templates(r.template)),
             *(HEADERS / name for name in ORDER),
         ]
         if ships:
@@ -114,6 +115,13 @@ class CpuBackend:
 
 def _folder() -> Path:
     return Path(next(iter(here.__path__)))
+
+
+def _templates(name: str) -> list[Path]:
+    """A template's file, and those that it includes."""
+    (path,) = _own(f"kernels/{name}")
+    included = re.findall(r'{% include "([^"]+)" %}', path.read_text("utf-8"))
+    return [path, *(file for other in included for file in _templates(other))]
 
 
 def _own(*names: str) -> list[Path]:

@@ -4,7 +4,7 @@ Every mix is a variant of its own in the manifest, over the same code. `fast` va
 order costs speed: f32 activations (fused multiply-adds), and bf16 where the CPU has a dot product for it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from kiln.backends.cpu.primitive import CpuNumber, CpuPointer, CpuPrimitive
@@ -28,6 +28,7 @@ ON_EVERY_TIER = Contract("exact_on_target", ENVELOPE.rel_l2, ENVELOPE.max_eps)
 """Tiers, layouts and blocks agree to the bit; how far that is from the real sum is the op's envelope."""
 M: Expr = ["dim", "M"]
 N: Expr = ["dim", "N"]
+B: Expr = ["dim", "B"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,24 @@ def _row(op: str, mix: Mix, mode: Literal["exact", "fast"]) -> CpuPrimitive:
     )
 
 
+def _batched(op: str, mix: Mix) -> CpuPrimitive:
+    """One product after another: an entry of its own around that of one."""
+    one = _row("matmul_bt", mix, "exact")
+    own = {t: ["mul", rows, ["stride", t]] for t, rows in (("x", M), ("weight", N), ("out", M))}
+    if op == "matmul_bt_heads":
+        own |= {t: ["stride", t] for t in ("x", "out")}
+    strides = {f"{t}_stride": ["mul", B, ["stride", t]] for t in ("x", "out")} if op == "matmul_bt_heads" else {}
+    numbers = (replace(p, value=strides.get(p.name, p.value)) if isinstance(p, CpuNumber) else p for p in one.params)
+    return replace(
+        one,
+        op=op,
+        template="gemm_batched.c.j2",
+        entry=f"kiln_{op}",
+        params=(*numbers, *(CpuNumber(f"{t}_batch", "i64", own[t]) for t in own)),
+        grid=["mul", B, one.grid],
+    )
+
+
 def _pack(dtype: DType) -> CpuPrimitive:
     return CpuPrimitive(
         op="matmul_pack",
@@ -110,7 +129,9 @@ def _pack(dtype: DType) -> CpuPrimitive:
 def _primitives() -> tuple[CpuPrimitive, ...]:
     products = [_row(op, mix, "exact") for op in LAYOUTS for mix in MIXES]
     fast = [_row(op, mix, "fast") for op in LAYOUTS for mix in MIXES if mix.fast]
-    return (*products, *fast, *(_pack(d) for d in TYPE_CODES))
+    alike = [mix for mix in MIXES if mix.x is mix.weight is mix.out]
+    batches = [_batched(op, mix) for op in ("matmul_bt_batched", "matmul_bt_heads") for mix in alike]
+    return (*products, *fast, *batches, *(_pack(d) for d in TYPE_CODES))
 
 
 PRIMITIVES: tuple[CpuPrimitive, ...] = _primitives()

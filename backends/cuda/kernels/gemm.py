@@ -23,7 +23,7 @@ def _block(pid, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.co
 
 
 @triton.jit
-def matmul(
+def _product(
     x,
     weight,
     out,
@@ -41,8 +41,7 @@ def matmul(
     BT: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """One program a block of the output; f32 accumulation over k in order of BLOCK_K. BT: weight is [N, K],
-    else [K, N]. For `extra` and EPILOGUE see `finish`."""
+    """One block of out; f32 accumulation over k in order of BLOCK_K. For `extra` and EPILOGUE see `finish`."""
     block_m, block_n = _block(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     m = block_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = block_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -65,3 +64,84 @@ def matmul(
         total = tl.dot(left, right, total, input_precision="ieee")
         a += BLOCK_K
     finish(total, m, n, M, N, out, out_stride, extra, EPILOGUE)
+
+
+@triton.jit
+def matmul(
+    x,
+    weight,
+    out,
+    M,
+    N,
+    K,
+    x_stride,
+    weight_stride,
+    out_stride,
+    extra,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BT: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """One program a block of the output. BT: weight is [N, K], else [K, N]."""
+    _product(
+        x,
+        weight,
+        out,
+        M,
+        N,
+        K,
+        x_stride,
+        weight_stride,
+        out_stride,
+        extra,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        GROUP,
+        BT,
+        EPILOGUE,
+    )
+
+
+@triton.jit
+def matmul_batched(
+    x,
+    weight,
+    out,
+    M,
+    N,
+    K,
+    x_stride,
+    weight_stride,
+    out_stride,
+    x_batch,
+    weight_batch,
+    out_batch,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """One program a block of the output of one product, which the second axis counts; weights are [N, K]."""
+    b = tl.program_id(1).to(tl.int64)
+    _product(
+        x + b * x_batch,
+        weight + b * weight_batch,
+        out + b * out_batch,
+        M,
+        N,
+        K,
+        x_stride,
+        weight_stride,
+        out_stride,
+        None,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        GROUP,
+        True,
+        None,
+    )

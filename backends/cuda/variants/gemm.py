@@ -82,7 +82,8 @@ def _when(kind: DType, out: DType, schedule: Schedule) -> Expr:
     return when
 
 
-def _row(op: str, kind: DType, out: DType, schedule: Schedule, priority: int) -> CudaPrimitive:
+def row(op: str, kind: DType, out: DType, schedule: Schedule, priority: int) -> CudaPrimitive:
+    """The kernel of one schedule; `kind` is the type of x and weight."""
     block_m, block_n, block_k = schedule.block
     unit: Unit = 16 if schedule.aligned else 1
     return CudaPrimitive(
@@ -116,7 +117,7 @@ def _row(op: str, kind: DType, out: DType, schedule: Schedule, priority: int) ->
 def _rows(wanted: str) -> Iterator[CudaPrimitive]:
     for op, kind, out, schedules in SHIPPED:
         for rank, schedule in enumerate(schedules if op == wanted else ()):
-            yield _row(op, kind, out, schedule, len(schedules) - 1 - rank)
+            yield row(op, kind, out, schedule, len(schedules) - 1 - rank)
 
 
 CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_rows("matmul_bt"))

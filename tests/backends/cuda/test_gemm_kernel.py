@@ -123,3 +123,19 @@ def test_merged_weights_give_the_same_bits_as_separate_ones() -> None:
 def test_every_block_is_computed_once_whatever_the_group() -> None:
     x, weight = _operands(70, 50, 16, np.float32)
     assert np.array_equal(_matmul(x, weight, GROUP=1), _matmul(x, weight, GROUP=3))
+
+
+@pytest.mark.parametrize("heads", [False, True])
+def test_a_batch_gives_the_bits_of_one_product_after_another(heads: bool) -> None:
+    b, m, n, k = 3, 17, 20, 33
+    pairs = [_operands(m + i, n, k, ml_dtypes.bfloat16) for i in range(b)]
+    x, weight = np.stack([p[0][:m] for p in pairs]), np.stack([p[1] for p in pairs])
+    want = np.stack([_matmul(*pair) for pair in zip(x, weight, strict=True)])
+    if heads:
+        x, want = np.ascontiguousarray(x.transpose(1, 0, 2)), want.transpose(1, 0, 2)
+    row, product = (b, 1) if heads else (1, m)
+    strides = (row * k, k, row * n, product * k, n * k, product * n)
+    buffer = np.full(want.shape, 99, x.dtype)
+    kernel = "kiln.backends.cuda.kernels.gemm:matmul_batched"
+    *_, got = interpret(kernel, (2 * 2, b), x, weight, buffer, m, n, k, *strides, **BLOCKS)
+    assert got.tobytes() == want.tobytes()
