@@ -11,7 +11,7 @@ def merged(out: Any, shards: Sequence[int]) -> tuple[Any, ...]:
     """The column views of a merged projection's output, one for each shard.
 
     Args:
-        out: [..., N], any array that can be sliced: the output of a product with the shards' weights one below
+        out: [..., N], any array that can be sliced: the output of a product with the weights one below
             another, in this order.
         shards: columns of each, as (q, k, v) or (gate, up). Each view keeps the row stride of `out`.
 

@@ -72,6 +72,18 @@ def test_there_is_one_rounding() -> None:
     assert got.astype(np.float32).tolist() == [[1.0078125]]
 
 
+def test_the_factor_is_of_the_product_alone_and_the_residual_comes_last() -> None:
+    x, weight = np.array([[1, 2]], BF16), np.array([[1, 1], [2, -1], [-4, 0.5]], BF16)
+    bias, residual = np.array([1, -1, 0], BF16), np.array([[10, 20, 30]], BF16)
+    given = {"x": x, "weight": weight, "alpha": 2.0, "bias": bias}
+    (plain,) = run(LINEAR, given)
+    (rectified,) = run(LINEAR, {**given, "residual": residual}, attrs={"activation": "relu"})
+    assert plain is not None
+    assert rectified is not None
+    assert plain.tolist() == [[7, -1, -6]]
+    assert rectified.tolist() == [[17, 20, 30]]
+
+
 def test_nothing_to_sum_gives_the_bias(layers: Library) -> None:
     bias = np.array([1, -2, 3], BF16)
     out = np.full((2, 3), 99, BF16)

@@ -92,11 +92,16 @@ def _row(op: str, mix: Mix, mode: Literal["exact", "fast"]) -> CpuPrimitive:
 def _batched(op: str, mix: Mix) -> CpuPrimitive:
     """One product after another: an entry of its own around that of one."""
     one = _row("matmul_bt", mix, "exact")
-    own = {t: ["mul", rows, ["stride", t]] for t, rows in (("x", M), ("weight", N), ("out", M))}
+    own: dict[str, Expr] = {
+        t: ["mul", rows, ["stride", t]] for t, rows in (("x", M), ("weight", N), ("out", M))
+    }
+    strides: dict[str, Expr] = {}
     if op == "matmul_bt_heads":
         own |= {t: ["stride", t] for t in ("x", "out")}
-    strides = {f"{t}_stride": ["mul", B, ["stride", t]] for t in ("x", "out")} if op == "matmul_bt_heads" else {}
-    numbers = (replace(p, value=strides.get(p.name, p.value)) if isinstance(p, CpuNumber) else p for p in one.params)
+        strides = {f"{t}_stride": ["mul", B, ["stride", t]] for t in ("x", "out")}
+    numbers = (
+        replace(p, value=strides.get(p.name, p.value)) if isinstance(p, CpuNumber) else p for p in one.params
+    )
     return replace(
         one,
         op=op,

@@ -41,7 +41,7 @@ def _product(
     BT: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """One block of out; f32 accumulation over k in order of BLOCK_K. For `extra` and EPILOGUE see `finish`."""
+    """One block of out; f32 accumulation over k in order of BLOCK_K. `extra` and EPILOGUE: see `finish`."""
     block_m, block_n = _block(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     m = block_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = block_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
