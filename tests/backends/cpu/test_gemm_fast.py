@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kiln.backends.cpu.variants.gemm import ENVELOPE, MIXES, ROWS, Mix, fast_tiers
-from kiln.recipes.gemm import matmul_bt_in_order
-from kiln.tests.backends.cpu.gemm_calls import DTYPES, LAYOUTS, RUNNABLE, Product, operands
+from kiln.backends.cpu.variants.gemm import LAYOUTS, MIXES, ROWS, Mix, fast_tiers
+from kiln.compiler.target import IsaTier
+from kiln.recipes.gemm import ENVELOPE, matmul_bt_in_order
+from kiln.runtime.entities import Contract
+from kiln.tests.backends.cpu.gemm_calls import DTYPES, RUNNABLE, Product, operands
 from kiln.tools.oracle import compare
 
-SHAPES = ((1, 1, 1), (1, 131, 257), (2, 17, 64), (5, 35, 33), (4, 16, 5000), (8, 16, 140), (9, 48, 129), (ROWS + 3, 33, 31))
+SHAPES = ((1, 1, 1), (1, 131, 257), (2, 17, 64), (5, 35, 33), (4, 16, 5000), (9, 48, 129), (ROWS + 3, 33, 31))
+PROMISE = Contract(ENVELOPE.kind, ENVELOPE.rel_l2, ENVELOPE.max_eps)
 FAST = [
     (op, tier, mix)
     for op in LAYOUTS
@@ -21,17 +24,17 @@ FAST = [
 
 
 @pytest.mark.parametrize(("op", "tier", "mix"), FAST, ids=lambda p: getattr(p, "name", p))
-def test_stays_in_its_envelope(op: str, tier: object, mix: Mix) -> None:
-    product = Product(op, tier, "fast")  # type: ignore[arg-type]
+def test_stays_in_its_envelope(op: str, tier: IsaTier, mix: Mix) -> None:
+    product = Product(op, tier, "fast")
     for m, n, k in SHAPES:
         x, weight = operands(m, n, k, mix.x.name, mix.weight.name)
         want = (x.astype(np.float64) @ weight.astype(np.float64).T).astype(DTYPES[mix.out.name])
-        assert compare(product(x, weight, mix.out.name), want, ENVELOPE).why is None, (m, n, k)
+        assert compare(product(x, weight, mix.out.name), want, PROMISE).why is None, (m, n, k)
 
 
 @pytest.mark.parametrize(("op", "tier", "mix"), FAST, ids=lambda p: getattr(p, "name", p))
-def test_nothing_to_sum_gives_zeros_and_a_nan_stays_in_its_row(op: str, tier: object, mix: Mix) -> None:
-    product = Product(op, tier, "fast")  # type: ignore[arg-type]
+def test_nothing_to_sum_gives_zeros_and_a_nan_stays_in_its_row(op: str, tier: IsaTier, mix: Mix) -> None:
+    product = Product(op, tier, "fast")
     for m in (3, 11):
         x, weight = operands(m, 20, 40, mix.x.name, mix.weight.name)
         assert not product(x[:, :0], weight[:, :0], mix.out.name).view(np.uint8).any()
@@ -45,7 +48,7 @@ def test_nothing_to_sum_gives_zeros_and_a_nan_stays_in_its_row(op: str, tier: ob
 @pytest.mark.parametrize(
     ("op", "tier"), dict.fromkeys((op, tier) for op, tier, mix in FAST if mix.x.name == "f32"), ids=str
 )
-def test_is_another_sum_than_the_exact_one(op: str, tier: object) -> None:
+def test_is_another_sum_than_the_exact_one(op: str, tier: IsaTier) -> None:
     x, weight = operands(20, 48, 300, "f32", "f32")
     exact = matmul_bt_in_order(x, weight)
-    assert (Product(op, tier, "fast")(x, weight, "f32") != exact).any()  # type: ignore[arg-type]
+    assert (Product(op, tier, "fast")(x, weight, "f32") != exact).any()
