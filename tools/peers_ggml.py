@@ -177,7 +177,7 @@ class Ggml:
         def read() -> np.ndarray:
             at = self.base.ggml_get_data(result)
             memory = (ctypes.c_float * (rows * outputs)).from_address(at)
-            return np.ndarray((rows, outputs), np.float32, memory).copy()
+            return np.frombuffer(bytes(memory), np.float32).reshape(rows, outputs)
 
         return run, read
 
