@@ -53,7 +53,7 @@ MATMUL_PACK = Op(
     width="K",
     contract=Contract("exact"),
     ship=tuple(Ship({"W": w}) for w in W.choices),
-    doc="Repack weight [N, K] once, at load, for matmul_packed: what a product reads then lies in order.",
+    doc="Repack weight [N, K] once, at load, for matmul_packed: a product then reads it in order.",
     reference=_matmul_pack,
 )
 

@@ -12,9 +12,9 @@ import os
 import re
 import subprocess
 import tarfile
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -103,14 +103,28 @@ def _run(*command: str | os.PathLike[str]) -> None:
 
 def ggml_peers(archive: Path) -> tuple[PeerLibrary, ...]:
     """Both builds as peers. A process loads both: each finds its own ggml-base."""
+    folders = build(archive)
     version = _version(archive)
-    return tuple(PeerLibrary(name, version, _ops(folder)) for name, folder in build(archive).items())
+    return tuple(
+        PeerLibrary(name, version, {"matmul_bt": _factory(Ggml(folder))}) for name, folder in folders.items()
+    )
+
+
+def _factory(ggml: Ggml) -> Callable[[Call], Run]:
+    def factory(c: Call) -> Run:
+        run, read = ggml.product(c["x"], c["weight"])
+        run()
+        some = c["x"][:1].astype(np.float64) @ c["weight"][:8].astype(np.float64).T
+        if not np.allclose(read()[:1, :8], some, rtol=0, atol=np.abs(some).max() / 32):
+            raise RuntimeError("ggml's product is not the product")
+        return run
+
+    return factory
 
 
 def _version(archive: Path) -> str:
-    text = next(archive.with_name(f"{archive.name}.built").rglob("ggml/CMakeLists.txt")).read_text(
-        encoding="utf-8"
-    )
+    found = next(archive.with_name(f"{archive.name}.built").rglob("ggml/CMakeLists.txt"))
+    text = found.read_text(encoding="utf-8")
     return ".".join(re.findall(r"set\(GGML_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)\)", text))
 
 
@@ -155,15 +169,15 @@ class Ggml:
         plan.work = work.ctypes.data
 
         def run() -> None:
-            if self.cpu.ggml_graph_compute(graph, plan) or not len(work) == plan.size:
+            if self.cpu.ggml_graph_compute(graph, plan) or len(work) != plan.size:
                 raise RuntimeError("ggml refused the product")
+
+        weakref.finalize(run, self.base.ggml_free, context)
 
         def read() -> np.ndarray:
             at = self.base.ggml_get_data(result)
-            kept: np.ndarray = np.frombuffer(
-                (ctypes.c_float * (rows * outputs)).from_address(at), np.float32
-            ).copy()
-            return kept.reshape(rows, outputs)
+            memory = (ctypes.c_float * (rows * outputs)).from_address(at)
+            return np.frombuffer(bytes(memory), np.float32).reshape(rows, outputs)
 
         return run, read
 

@@ -1,7 +1,8 @@
 """CPU realizations of the matrix products: one entry an op, told the element types by number.
 
 Every mix is a variant of its own in the manifest, over the same code. `fast` variants stand where exact
-order costs speed: f32 activations (fused multiply-adds), and bf16 where the CPU has a dot product for it.
+order costs speed: f32 activations (fused multiply-adds), few rows of x (dot products along k), and bf16 where
+the CPU has a dot product for it that is worth having.
 """
 
 from dataclasses import dataclass, replace
@@ -33,12 +34,11 @@ B: Expr = ["dim", "B"]
 
 @dataclass(frozen=True)
 class Mix:
-    """Element types of x, weight and out, and which tiers have a fast variant."""
+    """Element types of x, weight and out."""
 
     x: DType
     weight: DType
     out: DType
-    fast: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -50,15 +50,21 @@ class Mix:
 
 
 MIXES = (
-    Mix(BF16, BF16, BF16, DOT_TIERS),
-    Mix(BF16, BF16, F32, DOT_TIERS),
+    Mix(BF16, BF16, BF16),
+    Mix(BF16, BF16, F32),
     Mix(F16, F16, F16),
     Mix(F16, F16, F32),
-    Mix(F32, F32, F32, FMA_TIERS),
-    Mix(F32, BF16, F32, FMA_TIERS),
-    Mix(F32, F16, F32, FMA_TIERS),
+    Mix(F32, F32, F32),
+    Mix(F32, BF16, F32),
+    Mix(F32, F16, F32),
 )
 LAYOUTS: dict[str, Layout] = {"matmul_bt": "bt", "matmul": "nn", "matmul_packed": "packed"}
+
+
+def fast_tiers(op: str, mix: Mix) -> tuple[str, ...]:
+    """The ISA tiers on which any order is faster: elsewhere the fast mode runs the exact variant."""
+    fused = LAYOUTS[op] == "bt" or mix.x is F32
+    return (*(FMA_TIERS if fused else ()), *(DOT_TIERS if mix.x is mix.weight is BF16 else ()))
 
 
 def _row(op: str, mix: Mix, mode: Literal["exact", "fast"]) -> CpuPrimitive:
@@ -85,7 +91,7 @@ def _row(op: str, mix: Mix, mode: Literal["exact", "fast"]) -> CpuPrimitive:
         constants={"layout": LAYOUTS[op], "rows": ROWS, "cols": COLS, "depth": DEPTH},
         mode=mode,
         contract=ENVELOPE if mode == "fast" else ON_EVERY_TIER,
-        tiers=mix.fast if mode == "fast" else (),
+        tiers=fast_tiers(op, mix) if mode == "fast" else (),
     )
 
 
@@ -133,7 +139,7 @@ def _pack(dtype: DType) -> CpuPrimitive:
 
 def _primitives() -> tuple[CpuPrimitive, ...]:
     products = [_row(op, mix, "exact") for op in LAYOUTS for mix in MIXES]
-    fast = [_row(op, mix, "fast") for op in LAYOUTS for mix in MIXES if mix.fast]
+    fast = [_row(op, mix, "fast") for op in LAYOUTS for mix in MIXES if fast_tiers(op, mix)]
     alike = [mix for mix in MIXES if mix.x is mix.weight is mix.out]
     batches = [_batched(op, mix) for op in ("matmul_bt_batched", "matmul_bt_heads") for mix in alike]
     return (*products, *fast, *batches, *(_pack(d) for d in TYPE_CODES))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import mmap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -29,7 +31,9 @@ CODES = {d.name: code for d, code in TYPE_CODES.items()}
 OPS = {op.name: op for op in (MATMUL_BT, MATMUL, MATMUL_PACKED, MATMUL_PACK)}
 TARGET = TARGETS[cpu_target()]
 EVERY_TIER = (*TARGET.tiers, *TARGET.extra_tiers)
-RUNNABLE = tuple(t for t in EVERY_TIER if not missing_features(TARGET.name, t.features, cpu_features()))
+FEATURES = cpu_features() | {"sse4a"}
+"""Where it is missing, what asks for it runs as well, only slower."""
+RUNNABLE = tuple(t for t in EVERY_TIER if not missing_features(TARGET.name, t.features, FEATURES))
 
 
 @lru_cache(maxsize=4)
@@ -53,8 +57,10 @@ class Product:
     mode: str = "exact"
 
     def __call__(self, x: Array, weight: Array, out: str, split: int = 1) -> Array:
-        """x times weight [N, K] transposed, laid out as the op wants it, in `split` pieces of tiles. Operands end
-        at a page that may not be touched; rows of x and out lie apart, and what lies between must stay."""
+        """x times weight [N, K] transposed, laid out as the op wants it, in `split` pieces of tiles.
+
+        Operands end at a page that may not be touched; rows of x and out lie apart; what is between stays.
+        """
         (m, k), n = x.shape, len(weight)
         given = guarded(x, k + 3)
         laid = {"bt": lambda: guarded(weight, k + 5), "nn": lambda: guarded(weight.T, n + 5)}
@@ -71,6 +77,47 @@ class Product:
             assert entry(ptrs, ints, None, ctypes.c_int64(begin), ctypes.c_int64(end)) == 0
         assert written.gaps_are()
         return written.view.copy()
+
+
+class Sparse:
+    """Rows of 16-bit elements that lie far apart, in memory that exists where it is touched."""
+
+    def __init__(self, rows: int, apart: int, dtype: Any) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+        self._map = mmap.mmap(-1, 2 * (apart * (rows - 1) + 64), flags=flags)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        flat: Array = np.frombuffer(self._map, dtype)
+        self.rows: Array = np.lib.stride_tricks.as_strided(flat, (rows, 64), (2 * apart, 2))
+
+
+FLUSH = """
+#if defined(__aarch64__)
+long long mode(void) { long long bits; __asm__ volatile("mrs %0, fpcr" : "=r"(bits)); return bits; }
+void set(long long bits) { __asm__ volatile("msr fpcr, %0" : : "r"(bits)); }
+long long flushed(void) { return mode() | 1ll << 24; }
+#else
+long long mode(void) { return __builtin_ia32_stmxcsr(); }
+void set(long long bits) { __builtin_ia32_ldmxcsr((unsigned)bits); }
+long long flushed(void) { return mode() | 0x8040 | 0x6000; } /* and truncate */
+#endif
+float times(float x, float y) { return x * y; }
+"""
+
+
+@contextmanager
+def flushing() -> Iterator[Callable[[float], float]]:
+    """Subnormals are flushed to zero, on x86 results truncated too; gives a product with one."""
+    host = load_object(shared_object(FLUSH, TARGET, TARGET.tiers[0], "flush"), "flush.so")
+    for name in ("mode", "flushed"):
+        host[name].restype = ctypes.c_int64
+    host.set.argtypes, host.times.argtypes = [ctypes.c_int64], [ctypes.c_float] * 2
+    host.times.restype = ctypes.c_float
+    before = host.mode()
+    host.set(host.flushed())
+    try:
+        yield lambda x: float(host.times(x, 1.0))
+    finally:
+        host.set(before)
 
 
 def guarded(array: Array, stride: int) -> Guarded:

@@ -3,6 +3,7 @@ here."""
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,17 @@ from kiln.recipes.gemm import matmul_bt_in_order
 from kiln.recipes.gemm_packed import pack, unpack
 from kiln.runtime.cpu import load_object
 from kiln.runtime.errors import IntegrityError
-from kiln.tests.backends.cpu.gemm_calls import DTYPES, RUNNABLE, TARGET, Product, operands, source
+from kiln.tests.backends.cpu.gemm_calls import (
+    DTYPES,
+    RUNNABLE,
+    TARGET,
+    Product,
+    Sparse,
+    flushing,
+    loaded,
+    operands,
+    source,
+)
 
 EXACT = tuple(t for t in RUNNABLE if t in TARGET.tiers)
 MIXES = [(x, w, out) for x in DTYPES for w in DTYPES for out in DTYPES]
@@ -127,13 +138,47 @@ def test_a_sum_of_negative_zeros_is_positive(product: Product) -> None:
 
 @pytest.mark.parametrize("op", LAYOUTS)
 def test_an_object_that_fuses_what_it_should_not_is_refused_when_loaded(op: str) -> None:
-    fused = source(op).replace("s[m][v] + a * w[v]", "__builtin_elementwise_fma(a, w[v], s[m][v])")
+    rounded = "sum + vf_all(*x) * w"
+    assert rounded in source(op)
+    fused = source(op).replace(rounded, "__builtin_elementwise_fma(vf_all(*x), w, sum)")
     tier = next((t for t in RUNNABLE if t.has_fma), None)
     if tier is None:
         pytest.skip("this CPU has no fused multiply-add")
     with pytest.raises(IntegrityError, match="its arithmetic is not what it was built for"):
         load_object(shared_object(fused, TARGET, tier, op), op)
     load_object(shared_object(source(op), TARGET, tier, op), op)
+
+
+@pytest.mark.parametrize("op", LAYOUTS)
+def test_offsets_are_not_32_bits_wide(op: str) -> None:
+    """Rows 4 GiB apart, in memory of which only what is touched exists."""
+    apart = 2**31 + 64
+    held = [Sparse(2, apart, DTYPES["bf16"]) for _ in range(3)]
+    x, weight, out = held
+    x.rows[:, :2] = [[1, 2], [3, 4]]
+    wide = LAYOUTS[op] != "packed"
+    if wide:
+        weight.rows[:, :2] = [[5, 6], [7, 8]]
+    else:
+        weight.rows[0, :32] = pack(np.array([[5, 6], [7, 8]], DTYPES["bf16"])).reshape(-1)
+    ptrs = (ctypes.c_void_p * 3)(*(h.address for h in held))
+    ints = (ctypes.c_int64 * 10)(2, 2, 2, apart, apart if wide else 0, apart, 1, 1, 1, 0)
+    entry = loaded(op, EXACT[-1])[f"kiln_{op}"]
+    assert entry(ptrs, ints, None, ctypes.c_int64(0), ctypes.c_int64(1)) == 0
+    want = [[19, 22], [43, 50]] if LAYOUTS[op] == "nn" else [[17, 23], [39, 53]]
+    assert out.rows[:, :2].astype(np.float32).tolist() == want
+
+
+def test_what_a_host_library_did_to_rounding_and_subnormals_does_not_matter(product: Product) -> None:
+    x, weight = operands(3, 20, 70, "f32", "f32")
+    x *= np.float32(1e-38)
+    want = product(x, weight, "f32")
+    assert (np.abs(want[want != 0]) < 1.2e-38).any()
+    with flushing() as flushes:
+        assert flushes(1e-40) == 0
+        got = product(x, weight, "f32")
+        assert flushes(1e-40) == 0
+    assert got.tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize("name", DTYPES)
