@@ -13,11 +13,13 @@ import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from kiln.runtime.entities import Kernel, Signature, Tensor
 from kiln.runtime.errors import ContractError, SelectionError
 from kiln.runtime.load import Library, load
+from kiln.runtime.select import entry_of
 from kiln.tools import peers
 from kiln.tools.bench_device import Bench, CpuBench, CudaBench
 from kiln.tools.console import UsageError, emit, note, table
@@ -36,6 +38,14 @@ SHAPES: Mapping[str, Sequence[Mapping[str, int]]] = {
     "matmul_bt": ({"M": 16, "N": 4096, "K": 4096}, {"M": 4096, "N": 4096, "K": 4096}),
 }
 """Shapes of ops whose dimensions are not rows and a width."""
+_FEATURES = ((3072, 2048), (2048, 2048), (12288, 2048), (2048, 6144))
+_PRODUCTS = [(m, n, k) for n, k in _FEATURES for m in (1, 8, 32, 128, 512)] + [(131, 2048, 512)]
+CPU_SHAPES: Mapping[str, Sequence[Mapping[str, int]]] = {
+    **{op: [{"M": m, "N": n, "K": k} for m, n, k in _PRODUCTS] for op in ("matmul_bt", "matmul")},
+    "matmul_packed": [{"M": m, "n": n, "K": k} for m, n, k in _PRODUCTS],
+    "matmul_pack": [{"N": n, "K": k} for n, k in _FEATURES],
+}
+"""The same where CPUs have shapes of their own: those of Qwen3.5-2B, prefill and decode."""
 COPY = "copy of the same bytes"
 """A kernel that only copies, at the size of the op: what launches and the last programs cost even there."""
 NUMBERS = {"scale": 0.02, "global_scale_inv": 100.0, "cap": 30.0, "factor": 1.5}
@@ -53,6 +63,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--vs", action="append", metavar="PEER", help="only these peers (default: all that are installed)"
     )
     parser.add_argument("--peer-libraries", metavar="DIR", help="a folder of vLLM kernel libraries (*.so)")
+    parser.add_argument(
+        "--ggml",
+        type=Path,
+        metavar="ARCHIVE",
+        help="ggml's sources, such as the archive of llama-cpp-python: build them beside it, as a peer",
+    )
     parser.add_argument(
         "--shape", action="append", metavar="M=16,N=4096", help="may be repeated (default: the shipped ones)"
     )
@@ -89,11 +105,12 @@ def run(args: argparse.Namespace) -> int:
         if not names:
             raise UsageError(f"no op matches {', '.join(args.op)}; kiln list shows what there is")
         bench: Bench = CpuBench(library) if args.device == "cpu" else CudaBench(library)
-        known = cpu_peers() if args.device == "cpu" else peers.installed(args.peer_libraries)
+        known = cpu_peers(args.ggml) if args.device == "cpu" else peers.installed(args.peer_libraries)
         libraries = [p for p in known if not args.vs or p.name in args.vs]
         results = []
         for name in names:
-            for case in cases(library, name, _shapes(args.shape)):
+            own = CPU_SHAPES.get(name, ()) if args.device == "cpu" else ()
+            for case in cases(library, name, _shapes(args.shape) or own):
                 try:
                     results.append(measure(library, bench, case, libraries, args.mode))
                 except (ContractError, SelectionError) as error:
@@ -118,6 +135,8 @@ def cases(library: Library, name: str, shapes: Sequence[Mapping[str, int]]) -> I
     for kernel in operation.candidates:
         facts = _facts(kernel.when)
         if kernel.tier == "composite" or kernel.variant.endswith("unaligned"):
+            continue
+        if entry_of(kernel, operation.candidates) is not None:
             continue
         rows, columns = operation.sig.rows, operation.sig.width
         width = _named_width(kernel.when, columns)

@@ -1,6 +1,6 @@
 """Say whether declarations, toolchain, manifests and artifacts still agree, and classify each drift: debug-
-only, code, resources, contract, missing, extra, stale-inputs, toolchain. Exit code 0 without drift, 1 with,
-2 if it could not be checked."""
+only, code, resources, contract, missing, extra, stale-inputs, toolchain; stale-samples for what was measured
+of kernels that have changed since. Exit code 0 without drift, 1 with, 2 if it could not be checked."""
 
 from __future__ import annotations
 

@@ -82,6 +82,12 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("bench", "bench", "time an op against its limit and its peers", "kiln bench rms_norm"),
     Command(
+        "tune",
+        "tune",
+        "choose among candidate kernels by measurement",
+        "kiln tune matmul_bt --target sm_90a --out bundle",
+    ),
+    Command(
         "header", "header", "write typed calls of a tree's ops in C", "kiln header trees --out kiln_ops.h"
     ),
     Command("diff", "diff", "compare two trees", "kiln diff old/aot_artifacts aot_artifacts"),

@@ -20,6 +20,7 @@ from typing import Any
 from kiln.runtime.files import Folder
 from kiln.runtime.load import Library, load
 from kiln.runtime.manifest import parse_index
+from kiln.runtime.select import FURTHER
 from kiln.runtime.verify import INDEX, MAX_INDEX_BYTES, verify_target
 from kiln.tools.campaign import Campaign, Result, targets_of
 from kiln.tools.console import Cell, UsageError, emit, note, plural, table, width
@@ -141,7 +142,7 @@ def proofs(results: Sequence[Result], device: str, driver: str) -> dict[str, Pro
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     by_digest: dict[str, list[Result]] = {}
     for r in results:
-        if r.digest is not None:
+        if r.digest is not None and r.skipped != FURTHER:
             by_digest.setdefault(r.digest, []).append(r)
     return {
         digest: Proofs(ran=_ran(of_file, device, driver, date))

@@ -9,15 +9,21 @@ run."""
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kiln.compiler.backend import TUNED
+from kiln.runtime.entities import Kernel
 from kiln.runtime.load import Library, load
 from kiln.runtime.select import Explanation
-from kiln.tools.console import UsageError, emit, nearest
+from kiln.tools.console import UsageError, cut, emit, nearest
 from kiln.tools.extensions import add_providers_option, register_providers
-from kiln.tools.pretend import attrs_of, describe, parse_call, scalar_of, view_of
+from kiln.tools.pretend import attrs_of, describe, given, parse_call, scalar_of, view_of
 from kiln.tools.trees import default_tree
+
+LONGEST = 200
+"""Columns of a candidate's line; --json has reasons whole."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
         if args.op not in library.ops:
             raise UsageError(nearest(args.op, library.ops, "op"))
         text, found = explain(library, args)
-    emit(args, document(text, found), f"{text}\n{found}")
+        basis = bases(library, args.op)
+        notes = [] if found.chosen is None else why_chosen(library, args, basis, found.chosen.variant)
+    listed = "\n".join(cut(line, LONGEST) for line in str(found).splitlines())
+    emit(args, document(text, found, basis, notes), "\n".join([text, listed, *(f"  {n}" for n in notes)]))
     return 0 if found.chosen else 1
 
 
@@ -62,14 +71,46 @@ def explain(library: Library, args: argparse.Namespace) -> tuple[str, Explanatio
     call = parse_call(args.op, sig, args.words)
     named: dict[str, Any] = dict(attrs_of(sig, call))
     named |= {s.name: scalar_of(s, call) for s in sig.scalars}
-    named |= {t.name: view_of(t, call, library.device.ordinal) for t in sig.tensors if t.role != "out"}
+    named |= {t.name: view_of(t, call, library.device.ordinal) for t in sig.tensors if given(t, sig, call)}
     wanted = {"mode": args.mode, "tier": args.tier, "variant": args.variant, "isa": args.isa}
     return describe(args.op, sig, call), library.explain(args.op, **named, **wanted)
 
 
-def document(text: str, found: Explanation) -> dict[str, Any]:
-    """What scripts get: candidates in the order they are tried; `why` is null for one that may run."""
-    listed = [{"variant": v.variant, "tier": v.tier, "isa": v.isa, "why": v.why} for v in found.verdicts]
+def bases(library: Library, op: str) -> dict[str, str]:
+    """By variant: what its place in the order rests on, where candidates were chosen among."""
+    kernels = (c for c in library.op(op).candidates if isinstance(c, Kernel))
+    return {k.variant: str(k.specialization[TUNED]) for k in kernels if TUNED in k.specialization}
+
+
+def why_chosen(
+    library: Library, args: argparse.Namespace, basis: Mapping[str, str], variant: str
+) -> list[str]:
+    """Sentences on the choice of a tuned variant: what it rests on, and the samples where they are at
+    hand."""
+    if variant not in basis:
+        return []
+    said = {
+        "measured": "it was measured fastest on the target",
+        "stale": "it was measured fastest on the target, but its kernel has changed since",
+        "model": "the cost model ranks it first; nobody measured it on this target",
+        "default": "nothing was chosen for this call; it is the first default that the operands admit",
+    }
+    sentences = [f"{variant} ({basis[variant]}): {said[basis[variant]]}"]
+    try:
+        from kiln.tools.tune_show import samples
+    except ModuleNotFoundError:
+        return sentences  # only the runtime is installed
+    dims = parse_call(args.op, library.op(args.op).sig, args.words).dims
+    return sentences + samples(args.op, library.targets[0], variant.partition(".")[0], dims)
+
+
+def document(text: str, found: Explanation, basis: Mapping[str, str], notes: Sequence[str]) -> dict[str, Any]:
+    """What scripts get: candidates in the order they are tried; `why` is null for one that may run, `tuned`
+    for one that no tuning placed."""
+    listed = [
+        {"variant": v.variant, "tier": v.tier, "isa": v.isa, "why": v.why, "tuned": basis.get(v.variant)}
+        for v in found.verdicts
+    ]
     chosen = found.chosen
     return {
         "op": found.op,
@@ -77,5 +118,5 @@ def document(text: str, found: Explanation) -> dict[str, Any]:
         "call": text,
         "chosen": chosen.variant if chosen else None,
         "candidates": listed,
-        "notes": list(found.notes),
+        "notes": [*found.notes, *notes],
     }

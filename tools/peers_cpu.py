@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from kiln.tools.peers import Call, PeerLibrary, Run, torch_peer
+from kiln.tools.peers_ggml import ggml_peers
 
 Formula = Callable[..., np.ndarray]
 
@@ -76,8 +78,12 @@ def _shared(torch: Any, value: Any) -> Any:
     return torch.from_numpy(value)
 
 
-def cpu_peers() -> tuple[PeerLibrary, ...]:
-    """NumPy, and PyTorch where it is importable."""
+def cpu_peers(ggml: Path | None = None) -> tuple[PeerLibrary, ...]:
+    """NumPy, PyTorch where it is importable, and llama.cpp's kernels built from a source archive `ggml`."""
+    return (*_importable(), *(ggml_peers(ggml) if ggml else ()))
+
+
+def _importable() -> tuple[PeerLibrary, ...]:
     numpy = PeerLibrary("numpy", np.__version__, {op: _numpy_run(*row) for op, row in FORMULAS.items()})
     found = torch_peer()
     if found is None:

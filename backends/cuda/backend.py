@@ -8,22 +8,27 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import kiln.backends.cuda as here
-from kiln.backends.cuda import variants
+from kiln.backends.cuda import tuned, variants
+from kiln.backends.cuda.hosted import Hosted, hosted
 from kiln.backends.cuda.primitive import CudaPrimitive, PrimitivePlan
 from kiln.backends.cuda.schedule import Schedule, schedules
+from kiln.compiler import epilogue
 from kiln.compiler.backend import Job
 from kiln.compiler.catalog import OWN, Loaded, load
 from kiln.compiler.digest import core_sources, inputs_digest, module_closure, package_version
 from kiln.compiler.plan import plan_json, variant_name
 from kiln.compiler.target import TARGETS
+from kiln.ir.record import expressible
 from kiln.ir.spec import Op, Ship
 
 RUNNER = "kiln.backends.cuda.compile:run"
+HOSTING = ("epilogue.py", "hosted.py", "primitive.py")
 GENERATOR = ("triton_emitter.py", "prelude.py", "contract.py", "schedule.py", "compile.py", "hidden.py")
 
 
@@ -34,7 +39,33 @@ def own_tables() -> tuple[CudaPrimitive | PrimitivePlan, ...]:
     for info in pkgutil.iter_modules(variants.__path__):
         module = importlib.import_module(f"{variants.__name__}.{info.name}")
         rows += [*getattr(module, "PRIMITIVES", ()), *getattr(module, "PLANS", ())]
-    return tuple(rows)
+    return (*rows, *(row for candidates in own_candidates().values() for row in candidates.rows))
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of one op, of which a target ships those that `tuned` chooses."""
+
+    rows: tuple[CudaPrimitive, ...] = ()
+    defaults: tuple[str, ...] = ()
+    """Names, in the order in which calls that nothing else takes try them."""
+
+
+@lru_cache(maxsize=1)
+def own_candidates() -> Mapping[str, Candidates]:
+    """By op: every `CANDIDATES` and `DEFAULTS` of `variants/<family>.py`."""
+    found: dict[str, Candidates] = {}
+    for info in pkgutil.iter_modules(variants.__path__):
+        module = importlib.import_module(f"{variants.__name__}.{info.name}")
+        defaults = tuple(getattr(module, "DEFAULTS", ()))
+        rows: tuple[CudaPrimitive, ...] = getattr(module, "CANDIDATES", ())
+        for op in dict.fromkeys(row.op for row in rows):
+            own = tuple(row for row in rows if row.op == op)
+            names = {row.variant for row in own}
+            before = found.get(op, Candidates())
+            ranked = (*before.defaults, *(n for n in defaults if n in names))
+            found[op] = Candidates((*before.rows, *own), ranked)
+    return found
 
 
 def _rows(loaded: Loaded) -> tuple[Any, ...]:
@@ -49,6 +80,11 @@ def primitives(loaded: Loaded) -> tuple[CudaPrimitive, ...]:
 def plans(loaded: Loaded) -> tuple[PrimitivePlan, ...]:
     """Ops of several launches."""
     return tuple(r for r in _rows(loaded) if isinstance(r, PrimitivePlan))
+
+
+def hosted_pairs(op: Op, loaded: Loaded, capability: int) -> Iterator[Hosted]:
+    """A recipe's epilogues in the kernels of its primitive op, for one target."""
+    return hosted(op, (r for r in primitives(loaded) if r.min_sm <= capability <= r.max_sm))
 
 
 class CudaBackend:
@@ -74,13 +110,49 @@ class CudaBackend:
         jobs = [
             job
             for op in ops.values()
-            if op.body is not None
+            if expressible(op)
             for job in self._generated(op, loaded, target, tools)
         ]
+        for op in ops.values():
+            if op.body is not None and not expressible(op):
+                jobs += self._hosted(op, loaded, target, tools)
+        capability = TARGETS[target].capability
+        competing = {id(row) for own in own_candidates().values() for row in own.rows}
         for row in primitives(loaded):
-            if row.op in ops and row.min_sm <= TARGETS[target].capability <= row.max_sm:
+            if row.op in ops and id(row) not in competing and row.min_sm <= capability <= row.max_sm:
                 jobs.append(self._handwritten(row, loaded, target, tools))
+        for name in sorted(own_candidates().keys() & ops.keys()):
+            jobs += self._chosen(ops[name], catalogs, target)
         return jobs
+
+    def _chosen(self, op: Op, catalogs: Sequence[str], target: str) -> Iterator[Job]:
+        """The candidates that the target ships, each with its uses."""
+        jobs = {job.variant: job for job in self.candidate_jobs(op.name, catalogs, target)}
+        own = own_candidates()[op.name]
+        rows = [row for row in own.rows if row.variant in jobs]
+        known = tuned.database(op.name, target)
+        old = {name for name, _ in tuned.stale(known, {v: j.inputs_digest for v, j in jobs.items()})}
+        for kernel in tuned.shipped(rows, own.defaults, op, known, old):
+            uses = tuple(entry.selection() for entry in kernel.entries)
+            yield replace(jobs[kernel.row.variant], selections=uses)
+
+    def candidate_jobs(self, op: str, catalogs: Sequence[str], target: str) -> list[Job]:
+        """Every candidate of an op that the target can have, each for whatever its needs admit."""
+        loaded, tools = load(tuple(catalogs)), self.toolchain(target)
+        rows = tuned.legal(own_candidates().get(op, Candidates()).rows, target) if OWN in loaded.names else ()
+        return [self._handwritten(row, loaded, target, tools) for row in rows]
+
+    def stale_samples(
+        self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str
+    ) -> list[tuple[str, str]]:
+        """See Backend."""
+        found = []
+        for op in own_candidates().keys() & ops.keys():
+            known = tuned.database(op, target)
+            if known.runs:
+                now = {j.variant: j.inputs_digest for j in self.candidate_jobs(op, catalogs, target)}
+                found += [(f"{op}.{name}", why) for name, why in tuned.stale(known, now)]
+        return sorted(found)
 
     def recipes(self, ops: Mapping[str, Op], catalogs: Sequence[str]) -> list[dict[str, Any]]:
         """PLAN entries: composites of recipes, and ops of several launches."""
@@ -108,12 +180,29 @@ class CudaBackend:
             self._planned[key] = [(ship, s) for ship in shipped for s in schedules(op, ship)]
         return self._planned[key]
 
+    def _hosted(self, op: Op, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Iterator[Job]:
+        for pair in hosted_pairs(op, loaded, TARGETS[target].capability):
+            payload = {
+                "catalogs": list(loaded.names), "types": {k: d.name for k, d in pair.ship.dtypes.items()},
+                "attrs": dict(pair.ship.attrs), "absent": list(pair.ship.absent), "variant": pair.variant,
+            }  # fmt: skip
+            contents = {**payload, "catalogs": (), "op": op.name, "target": target, "row": repr(pair.row)}
+            sources = (
+                *core_sources(), *loaded.sources(op.name), *module_closure(pair.row.kernel.partition(":")[0]),
+                *_own_files((*GENERATOR, *HOSTING)), Path(epilogue.__file__),
+            )  # fmt: skip
+            yield Job(target, op.name, pair.variant, inputs_digest(sources, contents, tools), RUNNER, payload)
+
     def _handwritten(self, row: CudaPrimitive, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Job:
         payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}
-        contents = {**payload, "catalogs": (), "target": target, "row": repr(row)}
+        # Where a kernel is used does not determine its bytes: another measurement recompiles nothing.
+        code = repr(replace(row, when=True, priority=0))
+        contents = {**payload, "catalogs": (), "target": target, "row": code}
         module = row.kernel.partition(":")[0]
         sources = (*module_closure(module), *_own_files(("compile.py", "hidden.py", "primitive.py")))
-        return Job(target, row.op, row.variant, inputs_digest(sources, contents, tools), RUNNER, payload)
+        digest = inputs_digest(sources, contents, tools)
+        use = {"variant": row.variant, "when": row.when, "priority": row.priority, "tuned": None}
+        return Job(target, row.op, row.variant, digest, RUNNER, payload, (use,))
 
 
 @lru_cache(maxsize=16)

@@ -44,7 +44,7 @@ def plan_entry(op: str, *steps: str) -> dict[str, Any]:
 
 class FakeBackend:
     """See kiln.compiler.backend.Backend. `modes` maps an op to how its jobs misbehave, `salt` to changed
-    inputs."""
+    inputs, `uses` to the selections of its job; `stale` are samples of kernels that changed."""
 
     name = "fake"
 
@@ -56,9 +56,12 @@ class FakeBackend:
         salt: Mapping[str, str] | None = None,
         tools: Mapping[str, str] | None = None,
         log: Path | None = None,
+        uses: Mapping[str, tuple[Mapping[str, Any], ...]] | None = None,
+        stale: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._targets, self._ops, self._modes, self._salt = targets, ops, dict(modes or {}), dict(salt or {})
         self._tools, self._log = dict(tools or {"triton": "3.9.0"}), log
+        self._uses, self._stale = dict(uses or {}), list(stale)
 
     def targets(self) -> tuple[str, ...]:
         return tuple(self._targets)
@@ -71,13 +74,18 @@ class FakeBackend:
         text = f"{op} {target} {self._salt.get(op)} {sorted(self._tools.items())}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         payload = {"mode": self._modes.get(op, ""), "log": str(self._log or "")}
-        return Job(target, op, "generic", digest, RUNNER, payload)
+        return Job(target, op, "generic", digest, RUNNER, payload, self._uses.get(op, ()))
 
     def recipes(self, ops: Mapping[str, Op], catalogs: Sequence[str]) -> list[dict[str, Any]]:
         return [plan_entry("doubled_sum", "doubled", "scaled_sum")] if "doubled_sum" in ops else []
 
     def toolchain(self, target: str) -> dict[str, str]:
         return dict(self._tools)
+
+    def stale_samples(
+        self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str
+    ) -> list[tuple[str, str]]:
+        return self._stale
 
 
 def run(job: Job) -> Built:

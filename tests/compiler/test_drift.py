@@ -84,6 +84,62 @@ def test_missing_and_extra_kernels(tree: Path, here: Any) -> None:
     assert drifts == both("spilling.generic", "missing")
 
 
+def use(variant: str, least: int = 0, tuned: str | None = None) -> dict[str, Any]:
+    return {"variant": variant, "when": ["ge", ["dim", "M"], least], "priority": least, "tuned": tuned}
+
+
+def test_where_a_kernel_is_used_is_made_and_compared_without_compiling(tmp_path: Path, here: Any) -> None:
+    first = FakeBackend(("sm_80",), uses={"doubled": (use("generic"), use("generic.shapes", 7, "measured"))})
+    report = build([CATALOG], None, tmp_path / "t", backends=[first], executor=here)
+    assert [(k.variant, k.state) for k in report.kernels if k.op == "doubled"] == [
+        ("generic", "built"), ("generic.shapes", "built"),
+    ]  # fmt: skip
+    kernels = json.loads((tmp_path / "t/sm_80/MANIFEST.json").read_text())["kernels"]
+    mine = {k["variant"]: k for k in kernels if k["op"] == "doubled"}
+    further = mine["generic.shapes"]
+    assert (further["priority"], further["when"]) == (7, ["ge", ["dim", "M"], 7])
+    assert further["specialization"]["tuned"] == "measured"
+    assert "tuned" not in mine["generic"]["specialization"]
+    assert len({(k["file"], k["sha256"], k["inputs_digest"]) for k in mine.values()}) == 1
+    assert check([CATALOG], tmp_path / "t", backends=[first]) == []
+    assert check([CATALOG], tmp_path / "t", rebuild=True, backends=[first], executor=here) == []
+    moved = FakeBackend(("sm_80",), uses={"doubled": (use("generic", 1), use("generic.rows", 5, "model"))})
+    drifts = check([CATALOG], tmp_path / "t", backends=[moved])
+    assert told(drifts) == [
+        ("sm_80", "doubled.generic", "contract"),
+        ("sm_80", "doubled.generic.rows", "missing"),
+        ("sm_80", "doubled.generic.shapes", "extra"),
+    ]
+    report = build([CATALOG], None, tmp_path / "t", backends=[moved], executor=here)
+    assert [(k.variant, k.state) for k in report.kernels if k.op == "doubled"] == [
+        ("generic", "reused"), ("generic.rows", "reused"),
+    ]  # fmt: skip
+    assert check([CATALOG], tmp_path / "t", backends=[moved]) == []
+
+
+def test_what_a_choice_rests_on_is_compared_too(tmp_path: Path, here: Any) -> None:
+    first = FakeBackend(("sm_80",), uses={"doubled": (use("generic", tuned="model"),)})
+    build([CATALOG], None, tmp_path / "t", backends=[first], executor=here)
+    other = FakeBackend(("sm_80",), uses={"doubled": (use("generic", tuned="measured"),)})
+    found = told(check([CATALOG], tmp_path / "t", backends=[other]))
+    assert found == [("sm_80", "doubled.generic", "contract")]
+
+
+def test_samples_of_changed_kernels_are_told(tree: Path) -> None:
+    stale = [("doubled.gone", "It is no candidate any more."), ("doubled.generic", "Measured of others.")]
+    backend = FakeBackend(stale=stale)
+    assert told(check([CATALOG], tree, ["sm_80"], backends=[backend])) == [
+        ("sm_80", "doubled.generic", "stale-samples"),
+        ("sm_80", "doubled.gone", "stale-samples"),
+    ]
+    # Of one kernel the first thing to repair is told.
+    changed = FakeBackend(stale=stale, salt={"doubled": "new"})
+    assert told(check([CATALOG], tree, ["sm_80"], backends=[changed])) == [
+        ("sm_80", "doubled.generic", "stale-inputs"),
+        ("sm_80", "doubled.gone", "stale-samples"),
+    ]
+
+
 def test_missing_and_extra_targets(tree: Path) -> None:
     assert told(check([CATALOG], tree, backends=[FakeBackend(targets=("sm_80", "sm_86"))])) == [
         ("sm_90a", "MANIFEST.json", "extra")

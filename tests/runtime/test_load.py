@@ -17,7 +17,15 @@ import kiln.runtime as kiln
 from kiln.runtime.errors import IntegrityError, KilnError, SchemaError, TargetError, UnavailableError
 from kiln.runtime.files import Folder
 from kiln.runtime.manifest import Kernel, canonical_json
-from kiln.tests.runtime.trees import PARAMS, cpu_manifest, kernel, manifest, write_tree
+from kiln.tests.runtime.trees import (
+    PARAMS,
+    SOURCE,
+    compile_c,
+    cpu_manifest,
+    kernel,
+    manifest,
+    write_tree,
+)
 
 X = np.ones((2, 3), np.float32)
 
@@ -175,6 +183,19 @@ def test_every_length_of_an_index_and_every_flipped_byte(tree: Path) -> None:
             kiln.load(tree, expect=expect)
     path.write_bytes(data)
     kiln.load(tree, expect=expect).close()
+
+
+@pytest.mark.parametrize("code", [0, 1, -3])
+def test_an_object_whose_check_of_its_arithmetic_fails_is_refused(tmp_path: Path, code: int) -> None:
+    data = compile_c(tmp_path, f"{SOURCE}\ni64 kiln_check(void) {{ return {code}; }}\n")
+    root = write_tree(tmp_path / "tree", {"cpu-x86_64": cpu_manifest(data)}, {"ops.so": data})
+    with kiln.load(root) as lib:
+        if code == 0:
+            assert np.array_equal(lib.negate(X), -X)
+            return
+        why = rf"ops.so: its arithmetic is not what it was built for \(check {code} fails\); rebuild the tree"
+        with pytest.raises(IntegrityError, match=why):
+            lib.negate(X)
 
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", "ops.so"])

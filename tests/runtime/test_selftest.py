@@ -12,6 +12,7 @@ import pytest
 import kiln.runtime as kiln
 from kiln.runtime.cuda import CudaDevice
 from kiln.runtime.manifest import canonical_json
+from kiln.runtime.select import FURTHER, entry_of
 from kiln.runtime.selfcase import cases_of
 from kiln.runtime.selftest import PART, SelftestReport, SelftestResult
 from kiln.tests.runtime.fake_driver import read_params
@@ -118,9 +119,40 @@ def test_every_candidate_has_a_call_that_it_takes(target: str) -> None:
             for name in lib.ops
             if name not in internal
             for c in lib.op(name).candidates
+            if entry_of(c, lib.op(name).candidates) is None
             if _Trial(lib.op(name), None, {})._own_case(c) is None
         ]
         assert missed == []
+
+
+def test_a_further_entry_of_a_kernel_is_no_witness(tmp_path: Path, broken_so: bytes) -> None:
+    shapes = {"when": ["eq", ["dim", "M"], 1 << 28], "priority": 5}
+    entries = [
+        kernel("negate", "good", PARAMS["negate"], broken_so, **BIG),
+        kernel("negate", "good.shapes", PARAMS["negate"], broken_so, **BIG, **shapes),
+        kernel("negate", "good.rows", PARAMS["negate"], broken_so, **BIG, priority=4),
+    ]
+    documents = {"cpu-x86_64": manifest(entries, recipes=[])}
+    with kiln.load(write_tree(tmp_path / "tree", documents, {"ops.so": broken_so})) as lib:
+        candidates = lib.op("negate").candidates
+        assert [entry_of(c, candidates) for c in candidates] == ["good", "good", None]
+        report = lib.selftest()
+        found = by_name(report)
+    assert report.ok
+    assert report.alone == ("negate.good",)
+    assert [found[n].skipped for n in ("good", "good.rows", "good.shapes")] == [None, FURTHER, FURTHER]
+
+
+def test_entries_of_other_kernels_are_no_further_ones(tmp_path: Path, broken_so: bytes) -> None:
+    entries = [
+        kernel("negate", name, PARAMS["negate"], broken_so, entry=f"kiln_{symbol}", **BIG)
+        for name, symbol in (("good", "negate"), ("good.wrong", "wrong"), ("goods", "negate"))
+    ]
+    documents = {"cpu-x86_64": manifest(entries, recipes=[])}
+    with kiln.load(write_tree(tmp_path / "tree", documents, {"ops.so": broken_so})) as lib:
+        candidates = lib.op("negate").candidates
+        assert [entry_of(c, candidates) for c in candidates] == [None, None, None]
+        assert not lib.selftest().ok
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -17,9 +17,11 @@ import pytest
 from kiln.compiler.catalog import load as load_catalog
 from kiln.runtime.cuda import CudaDevice
 from kiln.runtime.load import load
-from kiln.runtime.manifest import Manifest
+from kiln.runtime.manifest import Manifest, canonical_json
+from kiln.runtime.select import FURTHER
 from kiln.runtime.targets import cpu_target
 from kiln.tests.runtime.fake_driver import read_params
+from kiln.tests.runtime.test_verify import seal
 from kiln.tests.tools.conftest import Run, RunJson
 from kiln.tests.tools.host_driver import HostDriver
 from kiln.tools import conformance
@@ -189,6 +191,22 @@ def test_proofs_leave_out_a_file_of_which_a_kernel_did_not_run(tree: Path) -> No
     assert len(conformance.proofs(found, "d", "1")) == len(found)
     found[0].cases = 0
     assert found[0].digest not in conformance.proofs(found, "d", "1")
+
+
+def test_a_further_entry_of_a_kernel_is_tested_once(tree: Path) -> None:
+    path = tree / "sm_90a" / "MANIFEST.json"
+    document = json.loads(path.read_text())
+    first = next(k for k in document["kernels"] if k["op"] == "difference")
+    huge = {"when": ["and", first["when"], ["eq", ["dim", "M"], 1 << 30]], "priority": first["priority"] + 1}
+    document["kernels"].append({**first, "variant": f"{first['variant']}.shapes", **huge})
+    document["kernels"].sort(key=lambda k: (k["op"], k["variant"]))
+    path.write_bytes(canonical_json(document))
+    seal(tree)
+    found = _on_host(tree, HostDriver(_difference_hook()), "difference")
+    skipped = {r.variant: r.skipped for r in found}
+    assert skipped.pop(f"{first['variant']}.shapes") == FURTHER
+    assert set(skipped.values()) == {None}
+    assert first["sha256"] in conformance.proofs(found, "d", "1")
 
 
 def test_a_case_selects_exactly_its_candidate(tree: Path) -> None:

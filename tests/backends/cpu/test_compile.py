@@ -48,6 +48,23 @@ def test_entries_are_legal_and_proved(name: str) -> None:
     assert len({(k["op"], k["variant"]) for k in made.kernels}) == len(made.kernels)
 
 
+def test_extra_tiers_are_for_what_names_them() -> None:
+    target = TARGETS["cpu-x86_64"]
+    (extra,) = target.extra_tiers
+    made = built("matmul")
+    of_extra = [k for k in made.kernels if k["isa"]["tier"] == extra.name]
+    assert {k["mode"] for k in of_extra} == {"fast"}
+    assert f"matmul.{extra.name}.so" in made.files
+    exact = [k["isa"]["tier"] for k in made.kernels if k["mode"] == "exact"]
+    assert set(exact) == {t.name for t in target.tiers}
+    assert not any(extra.name in file for file in built(NAMES[0]).files)
+
+
+def test_exact_products_promise_the_same_bits_and_fast_ones_an_envelope() -> None:
+    kinds = {(k["mode"], k["numerics"]["contract"]["kind"]) for k in built("matmul").kernels}
+    assert kinds == {("exact", "exact_on_target"), ("fast", "envelope")}
+
+
 def test_a_wrong_size_is_not_proved() -> None:
     entry = built(NAMES[0]).kernels[0]
     artifact = read_artifact("cpu-x86_64", built(NAMES[0]).files[entry["file"]])

@@ -18,6 +18,7 @@ from kiln.tests.runtime.c.documents import agrees
 from kiln.tests.runtime.c.test_calls import _opened_by_libkiln  # noqa: F401
 from kiln.tests.runtime.test_load import (  # noqa: F401
     X,
+    test_an_object_whose_check_of_its_arithmetic_fails_is_refused,
     test_changed_bytes_are_refused,
     test_device_names,
     test_every_length_of_an_index_and_every_flipped_byte,
