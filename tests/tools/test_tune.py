@@ -172,6 +172,24 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_device, "BLOCK", 5000)
 
 
+def test_operands_lie_in_memory_that_is_there(bundle: Path) -> None:
+    driver = driver_of(bundle)
+    device = CudaDevice(0, driver=driver)
+    with load(bundle / TREE, device) as library, device.current():
+        bench = tune_device.Bench(device)
+        types = read_plans(bundle)[0].groups[GROUP].types
+        for k in (64, 1 << 21, 64):  # the second weight is larger than all memory of the first
+            shape = {"M": 3, "N": 4, "K": k}
+            sets = bench.operands(library.op("matmul_bt").sig, types, shape)
+            live = [(at, at + len(buffer) - (1 << 20)) for at, buffer in driver._held.items()]
+            for operands in sets:
+                for view in (operands["x"], operands["weight"], *operands["out"]):
+                    size = 4 * view.shape[0] * view.shape[1]
+                    assert any(low <= view.ptr and view.ptr + size <= high for low, high in live)
+            assert np.isfinite(bench.whole(sets[-1]["weight"])).all()
+            assert len({operands["weight"].ptr for operands in sets}) > 1 or k > 64
+
+
 def test_a_bundle_is_a_tree_that_verifies_and_a_plan(made: Path) -> None:
     assert list(verify_tree(made / TREE)) == []
     plan = read_plans(made)[0]
