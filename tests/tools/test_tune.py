@@ -178,8 +178,8 @@ def test_operands_lie_in_memory_that_is_there(bundle: Path) -> None:
     with load(bundle / TREE, device) as library, device.current():
         bench = tune_device.Bench(device)
         types = read_plans(bundle)[0].groups[GROUP].types
-        for k in (64, 1 << 21, 64):  # the second weight is larger than all memory of the first
-            shape = {"M": 3, "N": 4, "K": k}
+        for k in (64, 1 << 19, 64):  # the second weight is larger than all memory of the first call
+            shape = {"M": 3, "N": 40, "K": k}
             sets = bench.operands(library.op("matmul_bt").sig, types, shape)
             live = [(at, at + len(buffer) - (1 << 20)) for at, buffer in driver._held.items()]
             for operands in sets:
