@@ -76,6 +76,7 @@ class TuneDriver(GraphDriver):
         self.micros, self.clock = micros, 0.0
         self.after: Callable[[str, Array], None] = lambda name, out: None
         self.ran: list[str] = []
+        self.freed: list[Any] = []
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> Any:
         told = {38: 1 << 20, 13: 1_980_000, 36: 3_201_000}.get(attribute)
@@ -100,6 +101,10 @@ class TuneDriver(GraphDriver):
         self.after(name, found)
         self.ran.append(name)
         self.clock += self.micros[name]
+
+    def cuMemFree(self, address: int) -> Any:
+        self.freed.append(self._held[address])  # so that no later memory takes its place
+        return super().cuMemFree(address)
 
     def cuMemcpyDtoD(self, to: int, source: int, size: int) -> Any:
         ctypes.memmove(to, source, size)
