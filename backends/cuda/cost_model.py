@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Self
+from typing import Any, Self
 
 from kiln.backends.cuda.primitive import CudaPrimitive, Pointer
 from kiln.compiler.target import Target
@@ -93,13 +93,18 @@ def operand_types(row: CudaPrimitive) -> dict[str, str]:
 
 
 def modelled(
-    rows: Iterable[CudaPrimitive], op: Op, shapes: Iterable[Mapping[str, int]], target: Target
+    rows: Iterable[CudaPrimitive],
+    op: Op,
+    shapes: Iterable[Mapping[str, int]],
+    derived: Mapping[str, Any],
+    target: Target,
 ) -> dict[Shape, dict[str, float]]:
-    """Seconds of every candidate that the model knows, on every call that the candidate may run."""
+    """Seconds of every candidate that the model knows, on every call that the candidate may run; `derived`
+    are dimensions that follow from those of a shape."""
     known = [model for row in rows if (model := Model.of(row)) is not None]
     found = {}
     for shape in shapes if known else ():
-        env = _env(op, shape)
+        env = _env(op, shape, derived)
         costs = {}
         for model in known:
             env.dtypes = dict(model.types)
@@ -110,10 +115,11 @@ def modelled(
     return found
 
 
-def _env(op: Op, shape: Mapping[str, int]) -> Env:
+def _env(op: Op, shape: Mapping[str, int], derived: Mapping[str, Any]) -> Env:
     """A call of dense operands at addresses that are multiples of anything."""
     env = Env()
     env.dims = dict(shape)
+    env.dims |= {d: int(compile_expr(parse_expr(e))(env)) for d, e in derived.items()}
     env.attrs = {a.name: a.default for a in op.attrs}
     for t in op.tensors:
         width = compile_expr(parse_expr(t.dims[-1]))(env) if t.dims else 1

@@ -150,7 +150,7 @@ def spawner(driver: TuneDriver, limit: int = 10**9) -> Callable[[Event], Iterato
         said = 0
         try:
             with load(bundle / TREE, device) as library, device.current():
-                worker = Worker(library, device, read_plans(bundle)[0], request["deadline"])
+                worker = Worker(library, device, read_plans(bundle)[0], request["deadline"], request["lost"])
                 yield {"head": worker.head()}
                 for event in worker.run(
                     [Call(c["group"], c["shape"], tuple(c["candidates"])) for c in request["calls"]]
@@ -301,6 +301,28 @@ def test_a_worker_that_ends_is_replaced_without_its_candidate(
     assert f"{FAST}: " in capsys.readouterr().err
     run = Journal.open(bundle / "samples.jsonl", resume=False).run()
     assert {(row.shape["M"], n) for row in run.rows for n in row.times} == {(3, FAST), (3, SLOW), (40, SLOW)}
+
+
+def test_a_trusted_candidate_that_ends_workers_is_trusted_no_more(bundle: Path) -> None:
+    driver = driver_of(bundle)
+
+    def fault(name: str, out: Array) -> None:
+        if name == SLOW and out.shape == (40, 32):
+            driver.fail["cuStreamSynchronize"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+
+    driver.after = fault
+    inner, started = spawner(driver), []
+
+    def spawn(request: Event) -> Iterator[Event]:
+        started.append(request["lost"])
+        driver.fail.clear()
+        return inner(request)
+
+    plan = read_plans(bundle)[0]
+    assert plan.groups[GROUP].trusted == SLOW
+    report = measure(plan, bundle, bundle / "samples.jsonl", None, 0, spawn)
+    assert started == [[], [SLOW]]
+    assert (report.measured, list(report.failed)) == (3, [SLOW])
 
 
 def test_an_interrupted_run_goes_on(bundle: Path) -> None:
