@@ -30,6 +30,8 @@ class Target:
     """Native instructions that kiln.ir.functions may use."""
     triple: str = ""
     tiers: tuple[IsaTier, ...] = ()
+    extra_tiers: tuple[IsaTier, ...] = ()
+    """For what names them: instructions that few kernels have a use for."""
     max_shared: int = 0
     """CUDA: opt-in shared memory per block in bytes."""
 
@@ -47,6 +49,7 @@ X86_TIERS = (
     IsaTier("x86-64-v3", "x86_64_v3", V3, has_fma=True),
     IsaTier("x86-64-v4", "x86_64_v4", V4, has_fma=True),
 )
+X86_EXTRA_TIERS = (IsaTier("x86-64-v4-bf16", "x86_64_v4+avx512bf16", (*V4, "avx512_bf16"), has_fma=True),)
 ARM_TIERS = (IsaTier("neon", "generic", ("asimd",), has_fma=True),)
 
 TARGETS = {
@@ -62,7 +65,13 @@ TARGETS = {
         _cuda("sm_110a", 110, 232448, "e4m3"),
         _cuda("sm_120a", 120, 101376, "e4m3"),
         _cuda("sm_121a", 121, 101376, "e4m3"),
-        Target("cpu-x86_64", "cpu", triple="x86_64-linux-gnu.2.17", tiers=X86_TIERS),
+        Target(
+            "cpu-x86_64",
+            "cpu",
+            triple="x86_64-linux-gnu.2.17",
+            tiers=X86_TIERS,
+            extra_tiers=X86_EXTRA_TIERS,
+        ),
         Target("cpu-aarch64", "cpu", triple="aarch64-linux-gnu.2.17", tiers=ARM_TIERS),
     )
 }

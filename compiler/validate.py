@@ -8,7 +8,9 @@ from typing import Any
 
 from kiln.compiler.signatures import signature_json
 from kiln.ir.diagnostics import DeclarationError
-from kiln.ir.record import Recorder, record
+from kiln.ir.language import FOREIGN
+from kiln.ir.record import Call, Recorder, record
+from kiln.ir.signature import operand_shape
 from kiln.ir.spec import ANY, DTypeVar, Op, Ship
 from kiln.ir.structural import STRUCTURAL
 from kiln.runtime.consistency import faults
@@ -143,6 +145,7 @@ def _recipe_faults(op: Op, ship: Ship, ops: Mapping[str, Op]) -> Iterator[str]:
         first = recorder.operations[0][0]
         yield f"computes {first} itself; a recipe calls ops, arithmetic belongs into an op's body"
     yield from _count_faults(len(calls))
+    yield from _foreign_faults(op, calls)
     yield from _unknown([call.op for call in calls], ops)
     yield from _result_faults(op, ship, recorder, [None if r is None else str(r.data) for r in results])
 
@@ -161,6 +164,19 @@ def _unknown(called: Iterable[Op], ops: Mapping[str, Op]) -> Iterator[str]:
                 f"calls {op.name}, which no catalog of this build lists; add it to your catalog's ops, or "
                 "the catalog that has it (--catalog)"
             )
+
+
+def _foreign_faults(op: Op, calls: Iterable[Call]) -> Iterator[str]:
+    """Matrices of other columns than the rows' are for primitive ops."""
+    foreign = {t.name: t for t in op.inputs if operand_shape(op, t) == FOREIGN}
+    for called in calls:
+        for name in called.operands.values():
+            if name in foreign and called.op.body is not None:
+                shape = ", ".join(map(str, foreign[name].shape))
+                yield (
+                    f"hands {name} [{shape}] to {called.op.name}, which computes rows of {op.width}; only "
+                    "primitive ops read other columns"
+                )
 
 
 def _step_faults(op: Op, ship: Ship, ops: Mapping[str, Op]) -> Iterator[str]:

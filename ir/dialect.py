@@ -15,6 +15,7 @@ from mlir.dialects import irdl
 
 from kiln.ir.diagnostics import LegalityError
 from kiln.ir.dtypes import DType
+from kiln.ir.record import expressible
 from kiln.ir.signature import row_kind
 from kiln.ir.spec import DTypeVar, Op, Tensor
 from kiln.ir.structural import STRUCTURAL
@@ -101,7 +102,7 @@ def _structural_text(name: str, operands: tuple[tuple[str, str], ...]) -> str:
 def dialect_text(ops: Iterable[Op]) -> str:
     """The dialect as IRDL source: what is registered, and what `kiln show --ir` can print."""
     texts = [_structural_text(n, o) for n, o in STRUCTURAL.items()]
-    texts += [_OpText(op).text() for op in ops if op.body is not None]
+    texts += [_OpText(op).text() for op in ops if expressible(op)]
     return "irdl.dialect @kiln {\n" + "\n".join(texts) + "\n}\n"
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from kiln.ir import signature
+from kiln.ir.diagnostics import TypeCheckError
 from kiln.ir.dtypes import F32, I32, DType
 from kiln.ir.functions import FUNCTIONS
-from kiln.ir.language import SCALAR, Shape, Value
+from kiln.ir.language import FOREIGN, SCALAR, Shape, Value
 from kiln.ir.spec import Op
 
 Array = np.ndarray
@@ -175,14 +176,34 @@ class NumpyMachine:
         raise KeyError(f"operation {name} has no NumPy meaning")
 
     def call(self, op: Op, args: dict[str, Any], dtypes: dict[str, DType], attrs: dict[str, Any]) -> Any:
-        """Run the other op's body on these arrays."""
+        """Run the other op's body, or a primitive's reference, on these arrays."""
+        if op.body is None:
+            return self._primitive(op, args, dtypes, attrs)
         return signature.apply_body(op, args, dtypes, attrs)
+
+    def _primitive(
+        self, op: Op, args: dict[str, Any], dtypes: dict[str, DType], attrs: dict[str, Any]
+    ) -> list[Value]:
+        if op.reference is None:
+            raise TypeCheckError(f"{op.name} has neither a body nor a reference to run")
+        types = signature.bind_types(op, args, dtypes)
+        given = {t.name: args[t.name].data for t in op.inputs if args.get(t.name) is not None}
+        numbers = {s.name: args.get(s.name, s.default) for s in op.scalars}
+        given |= {n: v.data.item() if isinstance(v, Value) else v for n, v in numbers.items()}
+        results = op.reference(**given, **attrs)
+        return [
+            self.value(r, signature.operand_shape(op, t, attrs), signature.resolve(op, t, types))
+            for t, r in zip(op.outputs, results, strict=True)
+        ]
 
 
 def _operand_value(machine: NumpyMachine, op: Op, name: str, array: Array) -> Value:
     tensor = next(t for t in op.tensors if t.name == name)
-    kind = signature.row_kind(op, tensor)
     dtype = signature.array_dtype(tensor, array)
+    if signature.operand_shape(op, tensor) == FOREIGN:
+        rows = int(np.prod(array.shape[:-1]))
+        return machine.value(array.reshape(rows, array.shape[-1]), FOREIGN, dtype)
+    kind = signature.row_kind(op, tensor)
     if kind.table:
         return machine.value(array, kind.shape, dtype)
     if kind.shape.is_scalar:

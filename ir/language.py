@@ -43,6 +43,8 @@ class Shape:
 
 SCALAR = Shape()
 ROW = Shape(Fraction(1))
+FOREIGN = Shape(Fraction(0))
+"""A row of a width of its own, which combines with nothing: primitive ops alone read it."""
 
 
 class Machine(Protocol):

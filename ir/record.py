@@ -75,13 +75,23 @@ def record(
     recorder = Recorder(inline=inline)
     values: dict[str, Any] = {}
     for t in op.inputs:
-        shape = signature.row_kind(op, t, attrs).shape
+        shape = signature.operand_shape(op, t, attrs)
         values[t.name] = (
             None if t.name in absent else Value(recorder, t.name, shape, signature.resolve(op, t, types))
         )
     for s in op.scalars:
         values[s.name] = Value(recorder, f"arg:{s.name}", SCALAR, s.dtype)
     return recorder, list(signature.apply_body(op, values, types, attrs))
+
+
+def expressible(op: Op) -> bool:
+    """Whether one row can run the op: it has a body, and calls no primitive op."""
+    if op.body is None or not op.is_recipe or not op.ship:
+        return op.body is not None
+    ship = op.ship[0]
+    attrs = {a.name: ship.attrs.get(a.name, a.default) for a in op.attrs}
+    calls = record(op, ship.dtypes, attrs, ship.absent, inline=False)[0].calls
+    return all(call.op.body is not None for call in calls)
 
 
 def reduces_rows(op: Op, types: Mapping[str, DType], attrs: Mapping[str, Any], absent: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from kiln.ir.diagnostics import DeclarationError, TypeCheckError
 from kiln.ir.dtypes import U8, DType, dtype_of
-from kiln.ir.language import SCALAR, Shape, Value
+from kiln.ir.language import FOREIGN, SCALAR, Shape, Value
 from kiln.ir.spec import DTypeVar, Expr, Op, Tensor
 
 HALF = Fraction(1, 2)
@@ -81,6 +81,14 @@ def row_kind(op: Op, tensor: Tensor, attrs: Mapping[str, Any] | None = None) -> 
     if len(dims) == 1:
         return RowKind(Shape(fraction), per_row=False)
     return RowKind(Shape(fraction), per_row=True, table=not _names_rows(dims[0], op.rows))
+
+
+def operand_shape(op: Op, tensor: Tensor, attrs: Mapping[str, Any] | None = None) -> Shape:
+    """The operand's shape in a row; FOREIGN for a matrix of other columns, which primitive ops read."""
+    if op.is_recipe and len(tensor.dims) == 2 and fraction_of(tensor.dims[1], op.width) is None:
+        if isinstance(tensor.dims[1], list) and tensor.dims[1][0] == "dim":
+            return FOREIGN
+    return row_kind(op, tensor, attrs).shape
 
 
 def array_dtype(tensor: Tensor, array: np.ndarray) -> DType:

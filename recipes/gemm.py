@@ -11,6 +11,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 FAMILY = "KERNEL-GEMM-BF16"
 T = DTypeVar("T", (BF16, F16, F32))
+W = DTypeVar("W", (BF16, F16, F32))
+U = DTypeVar("U", (BF16, F16, F32))
 MAX_K = 16384
 """The longest sum that the envelope is stated for."""
 
@@ -21,40 +23,64 @@ one sign loses in any order.
 """
 
 
+def _product(x: Array, weight: Array) -> tuple[Array]:
+    """(x [M, K] times weight [K, N]) in float64, as f32: the output's own type rounds it."""
+    exact = x.astype(np.float64) @ weight.astype(np.float64)
+    with np.errstate(over="ignore"):
+        return (exact.astype(np.float32),)
+
+
 def _matmul_bt(*, x: Array, weight: Array) -> tuple[Array]:
-    """(out [M, N],): x times weight transposed in float64, rounded once."""
-    exact = x.astype(np.float64) @ weight.astype(np.float64).T
-    return (exact.astype(np.float32).astype(x.dtype),)
+    return _product(x, weight.T)
 
 
-def matmul_bt_in_order(x: Array, weight: Array) -> Array:
-    """The f32 fold over k of rounded products, from +0, rounded once at the end: the bits that exact
-    realizations give."""
+def _matmul(*, x: Array, weight: Array) -> tuple[Array]:
+    return _product(x, weight)
+
+
+def matmul_bt_in_order(x: Array, weight: Array, out: Any = None) -> Array:
+    """The f32 fold over k of rounded products, from +0, rounded once to the type `out` (default: x's): the
+    bits that exact realizations give."""
     total = np.zeros((x.shape[0], weight.shape[0]), np.float32)
     wide_x, wide_w = x.astype(np.float32), weight.astype(np.float32)
     for k in range(x.shape[1]):
         total += wide_x[:, k, None] * wide_w[None, :, k]
-    return total.astype(x.dtype)
+    return total.astype(x.dtype if out is None else out)
 
+
+X = Tensor("x", T, ("M", "K"), doc="activations")
+WEIGHT = Tensor("weight", W, ("N", "K"), doc="the checkpoint's layout: a row is an output feature")
+OUT = Tensor("out", U, ("M", "N"), "out", doc="or columns of a wider buffer; of x's type by default")
+LIMITS: tuple[tuple[list[Any], str], ...] = (
+    (["lt", ["dim", "M"], 2**31], "x must have fewer than 2**31 rows: split the batch"),
+    (["lt", ["dim", "N"], 2**31], "weight must have fewer than 2**31 output features: split them"),
+    (["lt", ["dim", "K"], 2**31], "the inner dimension must be below 2**31: split the sum"),
+)
+SHIP = (
+    *(Ship({"T": t, "W": t, "U": u}) for t, u in ((BF16, BF16), (BF16, F32), (F16, F16), (F32, F32))),
+    Ship({"T": F16, "W": F16, "U": F32}, rare=True),
+)
 
 MATMUL_BT = Op(
     name="matmul_bt",
     family=FAMILY,
-    operands=(
-        Tensor("x", T, ("M", "K"), doc="activations"),
-        Tensor("weight", T, ("N", "K"), doc="the checkpoint's layout: a row is an output feature"),
-        Tensor("out", T, ("M", "N"), role="out", doc="may be a column slice of a wider buffer"),
-    ),
-    constraints=(
-        (["gt", ["dim", "N"], 0], "weight must have at least one row: N is the number of output features"),
-        (["lt", ["dim", "M"], 2**31], "x must have fewer than 2**31 rows: split the batch"),
-        (["lt", ["dim", "N"], 2**31], "weight must have fewer than 2**31 rows: split the output features"),
-        (["lt", ["dim", "K"], 2**31], "the inner dimension must be below 2**31: split the sum"),
-    ),
+    operands=(X, WEIGHT, OUT),
+    constraints=LIMITS,
     contract=ENVELOPE,
-    ship=(Ship({"T": BF16}), Ship({"T": F16}), Ship({"T": F32})),
+    ship=SHIP,
     doc="x [M, K] times weight [N, K] transposed, summed in f32 and rounded once; K = 0 gives zeros.",
     reference=_matmul_bt,
 )
 
-OPS: tuple[Op, ...] = (MATMUL_BT,)
+MATMUL = Op(
+    name="matmul",
+    family=FAMILY,
+    operands=(X, Tensor("weight", W, ("K", "N"), doc="a column is an output feature"), OUT),
+    constraints=LIMITS,
+    contract=ENVELOPE,
+    ship=SHIP,
+    doc="x [M, K] times weight [K, N], summed in f32 and rounded once; K = 0 gives zeros.",
+    reference=_matmul,
+)
+
+OPS: tuple[Op, ...] = (MATMUL_BT, MATMUL)

@@ -21,6 +21,7 @@ from kiln.runtime.errors import (
     UnavailableError,
 )
 from kiln.runtime.load import Library, load
+from kiln.runtime.merged import merged
 from kiln.runtime.providers import Capabilities, Decline, ProviderStats
 from kiln.runtime.scratch import ScratchPolicy
 
@@ -42,4 +43,5 @@ __all__ = [
     "TargetError",
     "UnavailableError",
     "load",
+    "merged",
 ]

@@ -248,18 +248,33 @@ def load_object(data: bytes, name: str) -> ctypes.CDLL:
     Raises:
         UnavailableError: this system can neither make a memory file nor load from a temporary folder, or
             limits the size of both.
-        IntegrityError: the dynamic linker refuses the bytes.
+        IntegrityError: the dynamic linker refuses the bytes, or the object's own check fails.
     """
     try:
         fd = _memory_file(name)
     except (AttributeError, OSError):
-        return _load_from_folder(data, name)
+        return _checked(_load_from_folder(data, name), name)
     try:
         _fill(fd, data, name)
         _seal(fd, name)
-        return _dlopen(_unique_path(fd), name)
+        return _checked(_dlopen(_unique_path(fd), name), name)
     finally:
         os.close(fd)
+
+
+def _checked(loaded: ctypes.CDLL, name: str) -> ctypes.CDLL:
+    """The object, whose own check of its arithmetic has passed if it brings one."""
+    try:
+        check = loaded["kiln_check"]
+    except AttributeError:
+        return loaded
+    check.restype, check.argtypes = ctypes.c_int64, []
+    if code := check():
+        raise IntegrityError(
+            f"{name}: its arithmetic is not what it was built for (check {code} fails); rebuild the tree, or "
+            "run on another CPU."
+        )
+    return loaded
 
 
 def _memory_file(name: str) -> int:

@@ -19,7 +19,7 @@ from kiln.runtime.load import Library, load
 from kiln.runtime.select import Explanation
 from kiln.tools.console import UsageError, cut, emit, nearest
 from kiln.tools.extensions import add_providers_option, register_providers
-from kiln.tools.pretend import attrs_of, describe, parse_call, scalar_of, view_of
+from kiln.tools.pretend import attrs_of, describe, given, parse_call, scalar_of, view_of
 from kiln.tools.trees import default_tree
 
 LONGEST = 200
@@ -71,7 +71,7 @@ def explain(library: Library, args: argparse.Namespace) -> tuple[str, Explanatio
     call = parse_call(args.op, sig, args.words)
     named: dict[str, Any] = dict(attrs_of(sig, call))
     named |= {s.name: scalar_of(s, call) for s in sig.scalars}
-    named |= {t.name: view_of(t, call, library.device.ordinal) for t in sig.tensors if t.role != "out"}
+    named |= {t.name: view_of(t, call, library.device.ordinal) for t in sig.tensors if given(t, sig, call)}
     wanted = {"mode": args.mode, "tier": args.tier, "variant": args.variant, "isa": args.isa}
     return describe(args.op, sig, call), library.explain(args.op, **named, **wanted)
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from typing import Any
 import numpy as np
 
 from kiln.backends.cuda.backend import CudaBackend
-from kiln.backends.cuda.compile import Source, generated
+from kiln.backends.cuda.compile import Source, generated, with_epilogue
+from kiln.backends.cuda.epilogue import FUNCTION
+from kiln.backends.cuda.hosted import EPILOGUE, EXTRA
 from kiln.backends.cuda.schedule import Schedule
 from kiln.compiler.backend import Job
 from kiln.compiler.catalog import load
@@ -77,6 +80,10 @@ class Origin:
     text: str
     entry: dict[str, Any]
     constants: Mapping[str, Any]
+    module: str = ""
+    """The module of the hand-scheduled kernel that the text is the epilogue of."""
+    extra: tuple[str, ...] = ()
+    """Names of the parameters that the kernel takes as one tuple."""
     artifacts: list[tuple[str, str, str]] = field(default_factory=list)
     """(target, variant, inputs digest)."""
 
@@ -102,6 +109,10 @@ def origins(op: Op, names: tuple[str, ...], targets: Sequence[str]) -> list[Orig
     for target in targets:
         for job in CudaBackend().plan({op.name: op}, names, target):
             if "schedule" not in job.payload:
+                made = _hosted(op, names, job)
+                found.setdefault(f"{made.entry['variant']} {made.text}", made).artifacts.append(
+                    (target, job.variant, job.inputs_digest)
+                )
                 continue
             features = sorted(TARGETS[target].features)
             specialization = {k: v for k, v in job.payload.items() if k != "schedule"}
@@ -123,6 +134,15 @@ def _origin(op: Op, ops: Mapping[str, Op], job: Job) -> Origin:
     _, source = generated(op, ops, {**payload, "schedule": vars(small)}, TARGETS[job.target])
     variant = f"{variant_name(ship)}{'_fast' if mode == 'fast' else ''}_{job.target}"
     return Origin(source.text, _entry(op, variant, source), source.constants)
+
+
+def _hosted(op: Op, names: tuple[str, ...], job: Job) -> Origin:
+    """A kernel of a primitive op with the recipe's epilogue in it."""
+    source = with_epilogue(op, load(names).ops, job.payload, names, TARGETS[job.target])
+    entry = _entry(op, job.variant, source)
+    entry["params"] += source.extra
+    extra = tuple(p["name"] for p in source.extra)
+    return Origin(source.epilogue, entry, source.constants, source.module, extra)
 
 
 def _in_blocks(op: Op) -> bool:
@@ -174,11 +194,17 @@ class InterpretedDevice(CpuDevice):
 
     def load(self, kernel: Kernel, data: bytes) -> Any:
         """The kernel's function, interpreted."""
-        return getattr(_module(self._sources[kernel.variant].text), kernel.entry)
+        origin = self._sources[kernel.variant]
+        module = import_module(origin.module) if origin.module else _module(origin.text)
+        return getattr(module, kernel.entry)
 
     def launcher(self, kernel: Kernel, function: Any, recipe: Recipe) -> Any:
         """A launcher of an interpreted function."""
-        return InterpretedLauncher(kernel, function, recipe, self._sources[kernel.variant].constants)
+        origin = self._sources[kernel.variant]
+        constants = dict(origin.constants)
+        if origin.module:
+            constants[EPILOGUE] = getattr(_module(origin.text), FUNCTION)
+        return InterpretedLauncher(kernel, function, recipe, constants, origin.extra)
 
 
 @dataclass(frozen=True)
@@ -189,6 +215,7 @@ class InterpretedLauncher(PlainLauncher):
     function: Any
     recipe: Recipe
     constants: Mapping[str, Any]
+    extra: tuple[str, ...] = ()
 
     def run(
         self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
@@ -201,6 +228,8 @@ class InterpretedLauncher(PlainLauncher):
                 given[p.name] = Address(value, DTYPES[p.dtype].triton)
             else:
                 given[p.name] = number(value) if p.dtype == "f32" else value
+        if self.extra:
+            given[EXTRA] = tuple(given.pop(name) for name in self.extra)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             self.function[self.recipe.grid](**given)

@@ -124,6 +124,15 @@ def dtype_of(tensor: Tensor, call: Call) -> str | None:
     return None if chosen == ABSENT else chosen
 
 
+def given(tensor: Tensor, sig: Signature, call: Call) -> bool:
+    """Whether the call has the operand: an input, or an output whose own type or stride was said."""
+    if tensor.role != "out":
+        return True
+    bound = {t.dtype.var for t in sig.tensors if t.role != "out" and isinstance(t.dtype, DTypeVar)}
+    free = {tensor.dtype.var} - bound if isinstance(tensor.dtype, DTypeVar) else set()
+    return tensor.name in call.strides or not call.dtypes.keys().isdisjoint({tensor.name} | free)
+
+
 def view_of(tensor: Tensor, call: Call, device: int) -> View | None:
     """The operand as a view of no memory."""
     dtype = dtype_of(tensor, call)
@@ -155,7 +164,7 @@ def describe(name: str, sig: Signature, call: Call) -> str:
 
     As in `rms_norm(x: bf16[16, 5120], weight: bf16[5120], eps=1e-06)`.
     """
-    parts = [_tensor_text(t, call) for t in sig.tensors if t.role != "out"]
+    parts = [_tensor_text(t, call) for t in sig.tensors if given(t, sig, call)]
     parts += [f"{s.name}={scalar_of(s, call):g}" for s in sig.scalars]
     parts += [f"{a}={v}" for a, v in attrs_of(sig, call).items()]
     return f"{name}({', '.join(parts)})"

@@ -8,6 +8,7 @@ from typing import Any
 
 from kiln.compiler.backend import Job
 from kiln.compiler.catalog import Loaded
+from kiln.compiler.epilogue import Epilogue, epilogue_of
 from kiln.compiler.target import Target
 from kiln.ir.dtypes import DTYPES
 from kiln.ir.spec import Op, Ship
@@ -51,15 +52,24 @@ def _ship(entry: Mapping[str, Any]) -> Ship:
 
 
 def ir_stages(op: Op, ops: Mapping[str, Op], job: Job, target: Target) -> Shown:
-    """The IR of a CUDA kernel after every pass.
+    """The IR of a CUDA kernel after every pass; of its epilogue where that is all of it that is generated.
 
     Raises:
         UsageError: it is written by hand.
     """
+    if _has_epilogue(job):
+        made = epilogue_of(op, _ship(job.payload))
+        if isinstance(made, Epilogue):
+            return Shown(op.name, job.variant, _lowered(made.op, ops, _ship(job.payload), target, fast=False))
     if "schedule" not in job.payload:
         raise UsageError(f"{op.name}.{job.variant} is written by hand, it has no IR; give --source")
     fast = job.payload["schedule"]["mode"] == "fast"
     return Shown(op.name, job.variant, _lowered(op, ops, _ship(job.payload), target, fast))
+
+
+def _has_epilogue(job: Job) -> bool:
+    """Whether a kernel is a primitive op's, with what a recipe does after it."""
+    return "schedule" not in job.payload and "types" in job.payload
 
 
 def _lowered(op: Op, ops: Mapping[str, Op], ship: Ship, target: Target, fast: bool) -> Mapping[str, str]:
@@ -75,19 +85,29 @@ def cuda_source(op: Op, loaded: Loaded, job: Job, target: Target) -> Shown:
 
         text = generated(op, loaded.ops, job.payload, target)[1].text
         return Shown(op.name, job.variant, {"triton": text}, "#")
-    from kiln.backends.cuda.backend import primitives
+    from kiln.backends.cuda.backend import hosted_pairs, primitives
     from kiln.backends.cuda.kernel_source import read_kernel
 
+    if _has_epilogue(job):
+        from kiln.backends.cuda.epilogue import epilogue_source
+
+        pairs = hosted_pairs(op, loaded, target.capability)
+        pair = next(p for p in pairs if p.variant == job.variant)
+        own = epilogue_source(pair, loaded.ops, target.features).source
+        kernel = read_kernel(pair.row.kernel).path.read_text("utf-8")
+        return Shown(op.name, job.variant, {"epilogue": own, "kernel": kernel}, "#")
     row = next(p for p in primitives(loaded) if (p.op, p.variant) == (op.name, job.variant))
     return Shown(op.name, job.variant, {"triton": read_kernel(row.kernel).path.read_text("utf-8")}, "#")
 
 
 def ptx(op: Op, loaded: Loaded, job: Job, target: Target) -> Shown:
     """The PTX that Triton makes of a kernel here."""
-    from kiln.backends.cuda.compile import assemble, generated, handwritten
+    from kiln.backends.cuda.compile import assemble, generated, handwritten, with_epilogue
 
     if "schedule" in job.payload:
         source = generated(op, loaded.ops, job.payload, target)[1]
+    elif _has_epilogue(job):
+        source = with_epilogue(op, loaded.ops, job.payload, loaded.names, target)
     else:
         source = handwritten(op, job.payload, loaded.names, target.capability)
     return Shown(op.name, job.variant, {"ptx": str(assemble(source, target).asm["ptx"])})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,13 +20,14 @@ from kiln.compiler.catalog import OWN, Loaded, load
 from kiln.compiler.digest import core_sources, inputs_digest, package_version
 from kiln.compiler.plan import plan_json
 from kiln.compiler.target import TARGETS
+from kiln.ir.record import expressible
 from kiln.ir.spec import Op
 
 RUNNER = "kiln.backends.cpu.compile:run"
 VARIANT = "c"
 """One job makes every variant of an op: `c.<specialization>.<ISA tier>`."""
-HANDWRITTEN = ("compile.py", "primitive.py", "toolchain.py")
-GENERATOR = ("abi.py", "c_body.py", "c_emitter.py", "c_expr.py", "c_loops.py", "prelude.py", "schedule.py")
+ALWAYS = ("compile.py", "prelude.py", "primitive.py", "toolchain.py")
+GENERATOR = ("abi.py", "c_body.py", "c_emitter.py", "c_expr.py", "c_loops.py", "schedule.py")
 
 
 @lru_cache(maxsize=1)
@@ -46,7 +48,7 @@ def primitives(loaded: Loaded) -> tuple[CpuPrimitive, ...]:
 def specializations(op: Op) -> list[dict[str, Any]]:
     """What is shipped of an expressible op, as plain data: one entry serves every row width."""
     found: dict[str, dict[str, Any]] = {}
-    for ship in op.ship if op.body is not None else ():
+    for ship in op.ship if expressible(op) else ():
         attrs = {a.name: ship.attrs.get(a.name, a.default) for a in op.attrs}
         types = {k: d.name for k, d in ship.dtypes.items()}
         entry = {"types": types, "attrs": dict(ship.attrs), "absent": list(ship.absent)}
@@ -95,11 +97,12 @@ class CpuBackend:
         }  # fmt: skip
         sources = [
             *loaded.sources(op.name),
-            *_own(*HANDWRITTEN),
-            *(_own(f"kernels/{r.template}")[0] for r in rows),
+            *_own(*ALWAYS),
+            *(path for r in rows for path in _templates(r.template)),
+            *(HEADERS / name for name in ORDER),
         ]
         if ships:
-            sources += [*core_sources(), *_own(*GENERATOR), *(HEADERS / name for name in ORDER)]
+            sources += [*core_sources(), *_own(*GENERATOR)]
         return Job(
             target,
             op.name,
@@ -112,6 +115,13 @@ class CpuBackend:
 
 def _folder() -> Path:
     return Path(next(iter(here.__path__)))
+
+
+def _templates(name: str) -> list[Path]:
+    """A template's file, and those that it includes."""
+    (path,) = _own(f"kernels/{name}")
+    included = re.findall(r'{% include "([^"]+)" %}', path.read_text("utf-8"))
+    return [path, *(file for other in included for file in _templates(other))]
 
 
 def _own(*names: str) -> list[Path]:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from kiln.ir.spec import Contract
+
 Expr: TypeAlias = Any
 """A closed expression of the manifest, as JSON."""
 Pred: TypeAlias = Any
@@ -56,9 +58,9 @@ class CpuNumber:
 class CpuPrimitive:
     """One C entry point: a template of `backends/cpu/kernels`, rendered with `entry` and `constants`.
 
-    The rendered source is self-contained C with vector extensions, the same for every tier; several
-    realizations of an op may be rendered one after another into one file: every name is prefixed by its
-    entry.
+    The rendered source is C with vector extensions and what it uses of the vector headers, the same for every
+    tier. Realizations of an op lie one after another in one file: those of one entry are one text, and every
+    name of others is prefixed by its entry.
     """
 
     op: str
@@ -72,6 +74,10 @@ class CpuPrimitive:
     constants: Mapping[str, int | str | bool] = field(default_factory=dict)
     priority: int = 0
     mode: Literal["exact", "fast"] = "exact"
+    contract: Contract | None = None
+    """What it promises; by default the op's own, or in the fast mode one of that mode."""
+    tiers: tuple[str, ...] = ()
+    """The ISA tiers that it is for, among them extra ones; by default all but those."""
 
     def json_params(self) -> list[dict[str, Any]]:
         """The manifest's params."""

@@ -15,16 +15,20 @@ from typing import Any
 
 import kiln.backends.cuda as here
 from kiln.backends.cuda import tuned, variants
+from kiln.backends.cuda.hosted import Hosted, hosted
 from kiln.backends.cuda.primitive import CudaPrimitive, PrimitivePlan
 from kiln.backends.cuda.schedule import Schedule, schedules
+from kiln.compiler import epilogue
 from kiln.compiler.backend import Job
 from kiln.compiler.catalog import OWN, Loaded, load
 from kiln.compiler.digest import core_sources, inputs_digest, module_closure, package_version
 from kiln.compiler.plan import plan_json, variant_name
 from kiln.compiler.target import TARGETS
+from kiln.ir.record import expressible
 from kiln.ir.spec import Op, Ship
 
 RUNNER = "kiln.backends.cuda.compile:run"
+HOSTING = ("epilogue.py", "hosted.py", "primitive.py")
 GENERATOR = ("triton_emitter.py", "prelude.py", "contract.py", "schedule.py", "compile.py", "hidden.py")
 
 
@@ -78,6 +82,11 @@ def plans(loaded: Loaded) -> tuple[PrimitivePlan, ...]:
     return tuple(r for r in _rows(loaded) if isinstance(r, PrimitivePlan))
 
 
+def hosted_pairs(op: Op, loaded: Loaded, capability: int) -> Iterator[Hosted]:
+    """A recipe's epilogues in the kernels of its primitive op, for one target."""
+    return hosted(op, (r for r in primitives(loaded) if r.min_sm <= capability <= r.max_sm))
+
+
 class CudaBackend:
     """See kiln.compiler.backend.Backend."""
 
@@ -101,9 +110,12 @@ class CudaBackend:
         jobs = [
             job
             for op in ops.values()
-            if op.body is not None
+            if expressible(op)
             for job in self._generated(op, loaded, target, tools)
         ]
+        for op in ops.values():
+            if op.body is not None and not expressible(op):
+                jobs += self._hosted(op, loaded, target, tools)
         capability = TARGETS[target].capability
         competing = {id(row) for own in own_candidates().values() for row in own.rows}
         for row in primitives(loaded):
@@ -167,6 +179,19 @@ class CudaBackend:
             shipped = (s for s in op.ship if not s.rare)
             self._planned[key] = [(ship, s) for ship in shipped for s in schedules(op, ship)]
         return self._planned[key]
+
+    def _hosted(self, op: Op, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Iterator[Job]:
+        for pair in hosted_pairs(op, loaded, TARGETS[target].capability):
+            payload = {
+                "catalogs": list(loaded.names), "types": {k: d.name for k, d in pair.ship.dtypes.items()},
+                "attrs": dict(pair.ship.attrs), "absent": list(pair.ship.absent), "variant": pair.variant,
+            }  # fmt: skip
+            contents = {**payload, "catalogs": (), "op": op.name, "target": target, "row": repr(pair.row)}
+            sources = (
+                *core_sources(), *loaded.sources(op.name), *module_closure(pair.row.kernel.partition(":")[0]),
+                *_own_files((*GENERATOR, *HOSTING)), Path(epilogue.__file__),
+            )  # fmt: skip
+            yield Job(target, op.name, pair.variant, inputs_digest(sources, contents, tools), RUNNER, payload)
 
     def _handwritten(self, row: CudaPrimitive, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Job:
         payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}

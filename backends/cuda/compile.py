@@ -18,8 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kiln.backends.cuda import contract
+from kiln.backends.cuda import contract, hosted
+from kiln.backends.cuda.epilogue import FUNCTION, epilogue_source, extra_params
 from kiln.backends.cuda.hidden import ALIGNMENTS, NAME, Hidden
+from kiln.backends.cuda.hosted import EPILOGUE, EXTRA
 from kiln.backends.cuda.schedule import Schedule
 from kiln.backends.cuda.triton_emitter import TritonKernel, emit
 from kiln.compiler.backend import Built, Job
@@ -57,6 +59,10 @@ class Source:
     params: tuple[dict[str, Any], ...]
     constants: Mapping[str, Any]
     options: Mapping[str, Any]
+    epilogue: str = ""
+    """Generated source of a function that the imported kernel inlines."""
+    extra: tuple[dict[str, Any], ...] = ()
+    """The parameters of that function, which follow the kernel's own as one tuple."""
     entry: Mapping[str, Any] = field(default_factory=dict)
     """The manifest fields that do not depend on the compiled bytes."""
 
@@ -124,16 +130,12 @@ def assemble(source: Source, target: Target) -> Compiled:
         load_source(source.text, source.function) if source.text else importlib.import_module(source.module)
     )
     function = getattr(module, source.function)
-    signature = {p["name"]: contract.triton_type(p) for p in source.params} | dict.fromkeys(
-        source.constants, "constexpr"
-    )
-    hinted = (p for p in source.params if p.get("align", 1) % 16 == 0 or p.get("divisible_by") == 16)
-    hints = {(function.arg_names.index(p["name"]),): [["tt.divisibility", 16]] for p in hinted}
+    signature, constants, hints = _arguments(source, function.arg_names)
     language = GluonASTSource if isinstance(function, GluonJITFunction) else ASTSource
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
         made = triton_compile(
-            language(function, signature, dict(source.constants), hints),
+            language(function, signature, constants, hints),
             target=GPUTarget("cuda", target.capability, 32),
             options=dict(source.options),
         )
@@ -150,6 +152,22 @@ def assemble(source: Source, target: Target) -> Compiled:
         {name: True for name, wanted in launch.items() if wanted},
         int(spills.group(1)), int(spills.group(2)), ptxas_version(get_ptxas(target.capability).path),
     )  # fmt: skip
+
+
+def _arguments(source: Source, names: list[str]) -> tuple[dict[str, Any], dict[str, Any], dict[Any, Any]]:
+    """Signature, constants and hints, as Triton takes them; an epilogue's parameters are one tuple."""
+    constants = dict(source.constants)
+    types: dict[str, Any] = {p["name"]: contract.triton_type(p) for p in source.params}
+    places: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+        ((names.index(p["name"]),), p) for p in source.params
+    ]
+    if source.epilogue:
+        constants[EPILOGUE] = getattr(load_source(source.epilogue, FUNCTION), FUNCTION)
+        types[EXTRA] = tuple(contract.triton_type(p) for p in source.extra)
+        places += [((names.index(EXTRA), i), p) for i, p in enumerate(source.extra)]
+    hinted = (at for at, p in places if p.get("align", 1) % 16 == 0 or p.get("divisible_by") == 16)
+    hints = {at: [["tt.divisibility", 16]] for at in hinted}
+    return types | dict.fromkeys(constants, "constexpr"), constants, hints
 
 
 def _hidden(meta: Any, who: str) -> Hidden:
@@ -205,7 +223,7 @@ def generated(
         "scratch": [],
     }
     options = {"num_warps": schedule.warps, "num_stages": 1, "enable_fp_fusion": fast}
-    return kernel, Source("", kernel.name, kernel.source, params, constants, options, entry)
+    return kernel, Source("", kernel.name, kernel.source, params, constants, options, entry=entry)
 
 
 def handwritten(op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...], capability: int) -> Source:
@@ -222,14 +240,38 @@ def handwritten(op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...], c
         "budget": {**BUDGET, **row.budget},
     }  # fmt: skip
     return Source(
-        module, function, "", tuple(row.json_params()), dict(row.constants), row.compile_options(), entry
+        module,
+        function,
+        "",
+        tuple(row.json_params()),
+        dict(row.constants),
+        row.compile_options(),
+        entry=entry,
     )
+
+
+def with_epilogue(
+    op: Op, ops: Mapping[str, Op], payload: Mapping[str, Any], catalogs: tuple[str, ...], target: Target
+) -> Source:
+    """The source of a hand-scheduled kernel with a recipe's epilogue in it."""
+    from kiln.backends.cuda.backend import hosted_pairs
+
+    pairs = hosted_pairs(op, load(catalogs), target.capability)
+    pair = next(p for p in pairs if p.variant == payload["variant"])
+    made = epilogue_source(pair, ops, target.features)
+    module, _, function = pair.row.kernel.partition(":")
+    constants = {k: v for k, v in pair.row.constants.items() if k not in (EXTRA, EPILOGUE)}
+    entry = hosted.entry(op, pair) | {"budget": {**BUDGET, **pair.row.budget}}
+    return Source(
+        module, function, "", hosted.params(op, pair), constants, pair.row.compile_options(), made.source,
+        extra_params(pair, made), entry,
+    )  # fmt: skip
 
 
 def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) -> dict[str, Any]:
     """The complete KERNEL entry; the parameter tail is counted in the cubin."""
     kernel = read_cubin(made.cubin).kernels[made.name]
-    hidden = len(kernel.params) - len(source.params)
+    hidden = len(kernel.params) - len(source.params) - len(source.extra)
     if hidden != 2:
         raise BuildError(
             f"{op.name}.{job.variant} for {job.target}: the cubin has {hidden} parameters beyond the "
@@ -250,7 +292,8 @@ def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) 
     return {
         "op": op.name, "variant": job.variant, "entry": made.name, "file": file, "bytes": len(made.cubin),
         "sha256": hashlib.sha256(made.cubin).hexdigest(), "inputs_digest": job.inputs_digest,
-        "toolchain": {"ptxas": made.ptxas}, "params": [*source.params, *made.hidden.parameters()],
+        "toolchain": {"ptxas": made.ptxas},
+        "params": [*source.params, *source.extra, *made.hidden.parameters()],
         "block": [32 * made.warps, 1, 1],
         "cluster": [made.hidden.ctas, 1, 1], "shared_bytes": made.shared, "launch": dict(made.launch),
         "isa": None,
@@ -277,6 +320,8 @@ def run(job: Job) -> Built:
     op = loaded.ops[job.op]
     if "schedule" in job.payload:
         _, source = generated(op, loaded.ops, job.payload, target)
+    elif "types" in job.payload:
+        source = with_epilogue(op, loaded.ops, job.payload, catalogs, target)
     else:
         source = handwritten(op, job.payload, catalogs, target.capability)
     made = assemble(source, target)

@@ -131,6 +131,9 @@ class CudaPrimitive:
     max_sm: int = 999
     """The greatest compute capability that this row is for."""
     mode: Literal["exact", "fast"] = "exact"
+    hosts: Literal["none", "short", "any"] = "none"
+    """Which epilogues of recipes are inlined into it; `short` ones have no exponential. Its kernel ends with
+    `gemm_finish.finish`, and has the parameter `extra` after those of `params`."""
     budget: Mapping[str, int] = field(default_factory=dict)
     """Upper bounds on resources (registers, spill_stores, spill_loads, stack, static_shared, code_bytes) that
     differ from the backend's, which allow no spill and no stack."""

@@ -82,7 +82,9 @@ class TritonKernel:
     """Whether rows up to the next multiple of 128 are visited (swizzled scales)."""
 
 
-class _Emitter:
+class Emitter:
+    """Writes a program's instructions one after another."""
+
     def __init__(self, program: RowProgram, op: Op, attrs: dict[str, bool | int | str], fast: bool) -> None:
         self.program, self.op, self.attrs = program, op, attrs
         self.templates = FAST if fast else EXACT
@@ -426,4 +428,4 @@ def emit(
     """The Triton source of a row program. `fast` uses native functions and free order (the op's `fast`
     mode).
     """
-    return _Emitter(program, op, attrs, fast).kernel(name)
+    return Emitter(program, op, attrs, fast).kernel(name)

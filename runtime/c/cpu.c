@@ -88,9 +88,23 @@ static kiln_code load_from_folder(const uint8_t *data, size_t bytes, const char 
   return code;
 }
 
+/* An object may bring a check of its arithmetic. */
+static kiln_code checked(void *handle, const char *name, kiln_error *error) {
+  int64_t (*check)(void);
+  void *found = dlsym(handle, "kiln_check");
+  if (found == NULL) return KILN_OK;
+  memcpy(&check, &found, sizeof check);
+  int64_t code = check();
+  if (code == 0) return KILN_OK;
+  return kiln_fail(error, KILN_INTEGRITY,
+                   "%s: its arithmetic is not what it was built for (check %lld fails); rebuild the tree, or run on another CPU.",
+                   name, (long long)code);
+}
+
 kiln_code kiln_load_object(const uint8_t *data, size_t bytes, const char *name, void **handle, kiln_error *error) {
   kiln_code code = load_from_memory(data, bytes, name, handle, error);
-  return code == KILN_DECLINED ? load_from_folder(data, bytes, name, handle, error) : code;
+  if (code == KILN_DECLINED) code = load_from_folder(data, bytes, name, handle, error);
+  return code == KILN_OK ? checked(*handle, name, error) : code;
 }
 
 kiln_code kiln_object_entry(void *handle, const manifest_kernel *k, void **function, kiln_error *error) {

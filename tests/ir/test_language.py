@@ -16,6 +16,7 @@ from kiln.ir.diagnostics import TypeCheckError
 from kiln.ir.dtypes import BF16, BOOL, F16, F32, I32, I64, U8, DType
 from kiln.ir.interpret import NumpyMachine
 from kiln.ir.language import ROW, SCALAR, Shape, Value
+from kiln.ir.record import Recorder
 from kiln.ir.spec import Attr, DTypeVar, Op, Scalar, Tensor
 
 WIDTH = 8
@@ -235,7 +236,7 @@ def test_bodies_that_return_something_else(body: Callable[[Value], Any], message
 def test_a_primitive_op_has_no_body_to_run() -> None:
     op = Op("product", "F", (Tensor("x", F32, ("M", "N")),), reference=lambda **_: ())
     with pytest.raises(TypeCheckError, match="product is a primitive op"):
-        L.call(op, value())
+        L.call(op, Value(Recorder(), "x", ROW, F32))
 
 
 def test_comparisons_give_conditions() -> None:

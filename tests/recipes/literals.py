@@ -46,6 +46,13 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "7": ("offsets", "bijective"),
         "n": ("floor", "underflow", "nan", "infinity"),
     },
+    "gemm": {
+        "1": ("out",),
+        "2": ("tie", "above"),
+        "3": ("separate", "guards"),
+        "4": ("no_k", "no_m"),
+        "5": ("nan", "infinity"),
+    },
     "topk": {
         "1": ("two", "four"),
         "2": ("straddling", "larger_group"),
@@ -59,7 +66,7 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Specification -> number of its test case -> what is worked there; `n` are numbers of its numerics section.
 
 fusion: KERNEL-FUSION-FRAMEWORK, act: KERNEL-EW-NORM-ACT, quant: KERNEL-EW-NORM-QUANT,
-topk: KERNEL-TOPK-PAIRS.
+gemm: KERNEL-GEMM-BF16, topk: KERNEL-TOPK-PAIRS.
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 from kiln.runtime.manifest import Signature, parse_signature
 from kiln.tests.trees import signature
 from kiln.tools.console import UsageError
-from kiln.tools.pretend import attrs_of, describe, parse_call, scalar_of, view_of
+from kiln.tools.pretend import attrs_of, describe, given, parse_call, scalar_of, view_of
 
 
 def op() -> Signature:
@@ -40,6 +40,18 @@ def test_everything_that_can_be_said() -> None:
     assert attrs_of(sig, call) == {"gemma": True}
     text = "f(x: f32[16, 64] stride 80, codes: u8[16, 32], bias: none, s=0.5, k=4, gemma=True)"
     assert describe("f", sig, call) == text
+
+
+def test_an_output_counts_if_its_own_type_or_stride_is_said() -> None:
+    value: dict[str, Any] = signature()
+    x, y, _ = value["operands"]
+    free = {"var": "U", "choices": ["bf16", "f32"]}
+    value["operands"] = [x, {**y, "dtype": free}]
+    sig = parse_signature(value)
+    for words, said in (("M=1 N=2", False), ("M=1 N=2 U=f32", True), ("M=1 N=2 y.stride=8", True)):
+        call = parse_call("f", sig, words.split())
+        assert [given(t, sig, call) for t in sig.tensors] == [True, said]
+    assert describe("f", sig, call) == "f(x: f32[1, 2], y: bf16[1, 2] stride 8)"
 
 
 def test_defaults() -> None:

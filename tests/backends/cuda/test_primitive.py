@@ -11,7 +11,7 @@ from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer, Primiti
 from kiln.backends.cuda.variants import gemm, topk
 from kiln.recipes.topk import MAX_K
 
-ALL = topk.PRIMITIVES + gemm.CANDIDATES
+ALL = topk.PRIMITIVES + gemm.CANDIDATES + gemm.PRIMITIVES
 ROOT = Path(__file__).parents[3]
 
 
@@ -48,7 +48,7 @@ def test_an_unhinted_variant_has_no_attributes() -> None:
     plain = next(p for p in ALL if p.variant == "bf16_any_unaligned")
     hinted = next(p for p in ALL if p.variant == "bf16_any")
     assert plain.attributes() == {}
-    assert len(hinted.attributes()) == 7
+    assert len(hinted.attributes()) == 8
 
 
 def test_scalars_and_pointers_as_json() -> None:
