@@ -15,7 +15,7 @@ from typing import Any, Self
 from kiln.backends.cuda.primitive import CudaPrimitive, Pointer
 from kiln.compiler.target import Target
 from kiln.compiler.tuning import Shape, shape_key
-from kiln.ir.dtypes import DTYPES
+from kiln.ir.dtypes import DTYPES, F32
 from kiln.ir.spec import Op
 from kiln.runtime.expr import Env, Pred, compile_expr, parse_expr, parse_pred, why_not
 
@@ -53,6 +53,8 @@ LATENCY = 0.8e-6
 """Seconds from a load to its data under load."""
 LAUNCH = 2.0e-6
 """Seconds that a launch takes at least."""
+ARRIVAL = 1.0e-6
+"""Seconds that programs of one output tile wait for each other at its end."""
 L2_OVER_MEMORY = 2.5
 """How much faster repeated tiles come from L2 than from memory."""
 
@@ -145,7 +147,9 @@ def _seconds(model: Model, shape: Mapping[str, int], target: Target) -> float:
     per_unit = min(in_flight / LATENCY, L2_OVER_MEMORY * machine.bandwidth / busy)
     loads = resident * (model.m + model.n) * inner * size / per_unit * (1 if first.hinted else UNALIGNED)
     least = (shape["N"] + shape["M"]) * shape["K"] * size / machine.bandwidth
-    return LAUNCH + max(waves * max(arithmetic, loads), least)
+    partials = 2 * F32.bytes * programs * model.m * model.n if model.split > 1 else 0
+    summed = ARRIVAL * (model.split > 1) + partials / (L2_OVER_MEMORY * machine.bandwidth)
+    return LAUNCH + summed + max(waves * max(arithmetic, loads), least)
 
 
 def _efficiency(model: Model) -> float:
