@@ -48,7 +48,21 @@ LINEAR = (
 )  # fmt: skip
 """(N, K) of dense layers, by model."""
 
+SCALED = (
+    (6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192), (8192, 28672),  # Llama-3.1
+    (34816, 5120), (5120, 17408),  # Qwen3.5-27B-FP8
+    (2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048),
+)  # fmt: skip
+"""(N, K) of layers with 8-bit weights; the last are DeepSeek-V3's."""
+ROW_AND_COLUMN = {"SM": ["dim", "M"], "SN": ["dim", "N"]}
+"""A scale for each row of x and of weight."""
+
 SPACES: Mapping[str, Space] = {
     "matmul_bt": Space(("N", "K"), LINEAR, "M", ROWS),
+    "matmul": Space(("N", "K"), LINEAR, "M", ROWS),
+    "scaled_matmul_bt": Space(("N", "K"), SCALED, "M", ROWS, ROW_AND_COLUMN),
+    "scaled_matmul_bt_alpha": Space(("N", "K"), SCALED, "M", ROWS),
+    "scaled_matmul_bt_block": Space(("N", "K"), SCALED, "M", ROWS),
+    "scaled_matmul_bt_int8": Space(("N", "K"), SCALED, "M", ROWS, ROW_AND_COLUMN),
 }
 """By op. An op without a row has no measured dispatch: only its defaults."""

@@ -12,14 +12,16 @@ from typing import Any
 from kiln.backends.cuda import tuned
 from kiln.backends.cuda.backend import CudaBackend, own_candidates
 from kiln.backends.cuda.cost_model import operand_types
+from kiln.backends.cuda.primitive import CudaPrimitive
 from kiln.compiler.backend import Backend, Job
 from kiln.compiler.catalog import load_catalogs
 from kiln.compiler.content import TargetPlan, assemble
 from kiln.compiler.errors import Failure
 from kiln.compiler.pipeline import Progress, plan_targets, run_plans, source_folders
 from kiln.compiler.tree import claim_output, locked, write_tree
+from kiln.ir.dtypes import DType
 from kiln.ir.spec import Op
-from kiln.recipes.tuning import SPACES
+from kiln.recipes.tuning import SPACES, Space
 from kiln.tools.console import UsageError, nearest
 from kiln.tools.declared import KILN
 from kiln.tools.tune_plan import SCHEMA, TREE, Group, Plan, write_plans
@@ -106,8 +108,7 @@ def make_bundle(
         if not contents:
             raise UsageError(_nothing(op, failures))
         written = write_tree(path, contents)
-    space = SPACES[op]
-    wanted = tuple(shapes or space.shapes())
+    wanted = tuple(shapes or SPACES.get(op, Space()).shapes())
     made = tuple(_plan(p, loaded[op], wanted) for p in plans if p.target in contents)
     write_plans(out, made)
     return Made(written.root_digest, made, failures)
@@ -136,7 +137,12 @@ def _plan(target: TargetPlan, op: Op, shapes: Sequence[Mapping[str, int]]) -> Pl
         # The default that takes most calls is the one that the others are compared with.
         trusted = [n for n in reversed(own.defaults) if n in names] or [n for n in ranked if n in names]
         first = rows[trusted[0]]
-        found[label] = Group(
-            operand_types(first), tuned.attrs_of(first), trusted[0], names, SPACES[op.name].derived
-        )
+        types, derived = _types(op, first), SPACES.get(op.name, Space()).derived
+        found[label] = Group(types, tuned.attrs_of(first), trusted[0], names, derived)
     return Plan(SCHEMA, op.name, target.target, op.rows, found, tuple(shapes))
+
+
+def _types(op: Op, row: CudaPrimitive) -> dict[str, str]:
+    """Element types of the operands as a call has them: a kernel may read codes as bytes."""
+    fixed = {t.name: t.dtype.name for t in op.tensors if isinstance(t.dtype, DType)}
+    return {name: fixed.get(name, dtype) for name, dtype in operand_types(row).items()}

@@ -118,28 +118,33 @@ class Bench:
         size = sum(_bytes(layouts[n]) for n in reads)
         count = max(1, min(MOST_SETS, -(-L2_COVER * self.l2 // max(size, 1))))
         outs = {t.name: layouts[t.name] for t in sig.tensors if t.role != "in" and t.name in types}
+        keys = {n: (layouts[n][1], coded and layouts[n][1] == "f32") for n in reads}
+        for key in dict.fromkeys(keys.values()):
+            self._ensure(key, sum(_bytes(layouts[n]) + ALIGN for n in reads if keys[n] == key))
         made = []
         for _ in range(count):
             found: dict[str, Any] = {t.name: None for t in sig.tensors if t.role == "in"}
-            for name in reads:
-                found[name] = self._random(layouts[name], coded and layouts[name][1] == "f32")
+            found |= {name: self._random(layouts[name], keys[name]) for name in reads}
             made.append(found)
         self._outputs(outs, made)
         return made
 
-    def _random(self, layout: tuple[tuple[int, ...], str], positive: bool) -> View:
-        shape, dtype = layout
-        size, key = _bytes(layout), (dtype, positive)
+    def _ensure(self, key: tuple[str, bool], size: int) -> None:
+        """Random memory of at least so many bytes; before any of it is handed out, as the old is freed."""
         arena = self._arenas.get(key)
-        if arena is None or arena.size < size + (64 << 20):
-            if arena is not None:
-                self.settle()
-                arena.free()
-            block = random_block(dtype, positive)
-            arena = self._arenas[key] = Arena(
-                self.device, block, max(size + (64 << 20), (L2_COVER + 1) * self.l2)
-            )
-        return View(arena.take(size), shape, contiguous(shape), dtype, self.device.ordinal, False, arena)
+        if arena is not None and arena.size >= size:
+            return
+        if arena is not None:
+            self.settle()
+            arena.free()
+        whole = size + (L2_COVER + 1) * self.l2
+        self._arenas[key] = Arena(self.device, random_block(*key), whole)
+
+    def _random(self, layout: tuple[tuple[int, ...], str], key: tuple[str, bool]) -> View:
+        shape, dtype = layout
+        arena = self._arenas[key]
+        at = arena.take(_bytes(layout))
+        return View(at, shape, contiguous(shape), dtype, self.device.ordinal, False, arena)
 
     def _outputs(
         self, outs: Mapping[str, tuple[tuple[int, ...], str]], made: Sequence[dict[str, Any]]

@@ -26,7 +26,7 @@ Spawn: TypeAlias = Callable[[Event], Iterator[Event]]
 SCHEMA = 1
 EVERY = 10.0
 """Seconds between two lines of progress."""
-SILENCE = 60.0
+SILENCE = 30.0
 """Seconds without a word after which a worker hangs."""
 
 
@@ -176,7 +176,7 @@ def measure(
     while pending := list(calls(plan, journal.done(), journal.lost())):
         request = {
             "bundle": str(bundle), "target": plan.target, "ordinal": ordinal, "deadline": deadline,
-            "calls": [call_json(c) for c in pending],
+            "calls": [call_json(c) for c in pending], "lost": sorted(journal.lost()),
         }  # fmt: skip
         if not _attend(plan, journal, spawn(request)):
             break

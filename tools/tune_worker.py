@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -55,8 +55,11 @@ class Contender:
 class Worker:
     """Everything on one device."""
 
-    def __init__(self, library: Library, device: CudaDevice, plan: Plan, deadline: float) -> None:
-        self.plan, self.deadline, self._device = plan, deadline, device
+    def __init__(
+        self, library: Library, device: CudaDevice, plan: Plan, deadline: float, lost: Collection[str] = ()
+    ) -> None:
+        """`lost` are candidates that ended a worker: they run no more, not even to be compared with."""
+        self.plan, self.deadline, self._device, self._lost = plan, deadline, device, lost
         self.operation: Operation = library.op(plan.op)
         self.bench = Bench(device)
         self.numbers = Numbers(self.bench, self.operation, plan)
@@ -95,7 +98,8 @@ class Worker:
             yield {"at": [call.group, dict(call.shape), name]}
         # After those calls, which are on the same memory.
         sets = self.bench.operands(self.operation.sig, group.types, group.dims(call.shape))
-        trusted = self.numbers.trusted(group, sets[0])
+        yield {"at": [call.group, dict(call.shape), group.trusted]}
+        trusted = None if group.trusted in self._lost else self.numbers.trusted(group, sets[0])
         contenders: list[Contender] = []
         for name in call.candidates:
             yield {"at": [call.group, dict(call.shape), name]}
@@ -161,7 +165,7 @@ def main() -> int:
         with load(bundle / TREE, device) as library:
             plan = next(p for p in read_plans(bundle) if p.target == request["target"])
             with device.current():
-                worker = Worker(library, device, plan, request["deadline"])
+                worker = Worker(library, device, plan, request["deadline"], request["lost"])
                 tell({"head": worker.head()})
                 for event in worker.run(
                     [Call(c["group"], c["shape"], tuple(c["candidates"])) for c in request["calls"]]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Self
+from typing import Any, Self
 
 from kiln.backends.cuda.primitive import CudaPrimitive, Pointer
 from kiln.compiler.target import Target
 from kiln.compiler.tuning import Shape, shape_key
-from kiln.ir.dtypes import DTYPES
+from kiln.ir.dtypes import DTYPES, F32
 from kiln.ir.spec import Op
 from kiln.runtime.expr import Env, Pred, compile_expr, parse_expr, parse_pred, why_not
 
@@ -53,6 +53,8 @@ LATENCY = 0.8e-6
 """Seconds from a load to its data under load."""
 LAUNCH = 2.0e-6
 """Seconds that a launch takes at least."""
+ARRIVAL = 1.0e-6
+"""Seconds that programs of one output tile wait for each other at its end."""
 L2_OVER_MEMORY = 2.5
 """How much faster repeated tiles come from L2 than from memory."""
 
@@ -93,13 +95,18 @@ def operand_types(row: CudaPrimitive) -> dict[str, str]:
 
 
 def modelled(
-    rows: Iterable[CudaPrimitive], op: Op, shapes: Iterable[Mapping[str, int]], target: Target
+    rows: Iterable[CudaPrimitive],
+    op: Op,
+    shapes: Iterable[Mapping[str, int]],
+    derived: Mapping[str, Any],
+    target: Target,
 ) -> dict[Shape, dict[str, float]]:
-    """Seconds of every candidate that the model knows, on every call that the candidate may run."""
+    """Seconds of every candidate that the model knows, on every call that the candidate may run; `derived`
+    are dimensions that follow from those of a shape."""
     known = [model for row in rows if (model := Model.of(row)) is not None]
     found = {}
     for shape in shapes if known else ():
-        env = _env(op, shape)
+        env = _env(op, shape, derived)
         costs = {}
         for model in known:
             env.dtypes = dict(model.types)
@@ -110,10 +117,11 @@ def modelled(
     return found
 
 
-def _env(op: Op, shape: Mapping[str, int]) -> Env:
+def _env(op: Op, shape: Mapping[str, int], derived: Mapping[str, Any]) -> Env:
     """A call of dense operands at addresses that are multiples of anything."""
     env = Env()
     env.dims = dict(shape)
+    env.dims |= {d: int(compile_expr(parse_expr(e))(env)) for d, e in derived.items()}
     env.attrs = {a.name: a.default for a in op.attrs}
     for t in op.tensors:
         width = compile_expr(parse_expr(t.dims[-1]))(env) if t.dims else 1
@@ -139,7 +147,9 @@ def _seconds(model: Model, shape: Mapping[str, int], target: Target) -> float:
     per_unit = min(in_flight / LATENCY, L2_OVER_MEMORY * machine.bandwidth / busy)
     loads = resident * (model.m + model.n) * inner * size / per_unit * (1 if first.hinted else UNALIGNED)
     least = (shape["N"] + shape["M"]) * shape["K"] * size / machine.bandwidth
-    return LAUNCH + max(waves * max(arithmetic, loads), least)
+    partials = 2 * F32.bytes * programs * model.m * model.n if model.split > 1 else 0
+    summed = ARRIVAL * (model.split > 1) + partials / (L2_OVER_MEMORY * machine.bandwidth)
+    return LAUNCH + summed + max(waves * max(arithmetic, loads), least)
 
 
 def _efficiency(model: Model) -> float:

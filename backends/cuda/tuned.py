@@ -140,7 +140,10 @@ def _table(name: str, rows: Mapping[str, CudaPrimitive], op: Op, known: Database
     points: Mapping[Shape, Costs] = costs_of(known, name, rows)
     shapes = cover(points)
     if not points:
-        basis, points = "model", modelled(rows.values(), op, space.outline(), TARGETS[known.target])
+        basis, points = (
+            "model",
+            modelled(rows.values(), op, space.outline(), space.derived, TARGETS[known.target]),
+        )
     return Table(rows, basis, op.rows, shapes, cover(over_shapes(points, op.rows)))
 
 

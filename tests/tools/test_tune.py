@@ -76,6 +76,7 @@ class TuneDriver(GraphDriver):
         self.micros, self.clock = micros, 0.0
         self.after: Callable[[str, Array], None] = lambda name, out: None
         self.ran: list[str] = []
+        self.freed: list[Any] = []
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> Any:
         told = {38: 1 << 20, 13: 1_980_000, 36: 3_201_000}.get(attribute)
@@ -100,6 +101,10 @@ class TuneDriver(GraphDriver):
         self.after(name, found)
         self.ran.append(name)
         self.clock += self.micros[name]
+
+    def cuMemFree(self, address: int) -> Any:
+        self.freed.append(self._held[address])  # so that no later memory takes its place
+        return super().cuMemFree(address)
 
     def cuMemcpyDtoD(self, to: int, source: int, size: int) -> Any:
         ctypes.memmove(to, source, size)
@@ -145,7 +150,7 @@ def spawner(driver: TuneDriver, limit: int = 10**9) -> Callable[[Event], Iterato
         said = 0
         try:
             with load(bundle / TREE, device) as library, device.current():
-                worker = Worker(library, device, read_plans(bundle)[0], request["deadline"])
+                worker = Worker(library, device, read_plans(bundle)[0], request["deadline"], request["lost"])
                 yield {"head": worker.head()}
                 for event in worker.run(
                     [Call(c["group"], c["shape"], tuple(c["candidates"])) for c in request["calls"]]
@@ -170,6 +175,24 @@ def measured(bundle: Path, driver: TuneDriver, **more: Any) -> Any:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_device, "BLOCK", 5000)
+
+
+def test_operands_lie_in_memory_that_is_there(bundle: Path) -> None:
+    driver = driver_of(bundle)
+    device = CudaDevice(0, driver=driver)
+    with load(bundle / TREE, device) as library, device.current():
+        bench = tune_device.Bench(device)
+        types = read_plans(bundle)[0].groups[GROUP].types
+        for k in (64, 1 << 19, 64):  # the second weight is larger than all memory of the first call
+            shape = {"M": 3, "N": 40, "K": k}
+            sets = bench.operands(library.op("matmul_bt").sig, types, shape)
+            live = [(at, at + len(buffer) - (1 << 20)) for at, buffer in driver._held.items()]
+            for operands in sets:
+                for view in (operands["x"], operands["weight"], *operands["out"]):
+                    size = 4 * view.shape[0] * view.shape[1]
+                    assert any(low <= view.ptr and view.ptr + size <= high for low, high in live)
+            assert np.isfinite(bench.whole(sets[-1]["weight"])).all()
+            assert len({operands["weight"].ptr for operands in sets}) > 1 or k > 64
 
 
 def test_a_bundle_is_a_tree_that_verifies_and_a_plan(made: Path) -> None:
@@ -278,6 +301,28 @@ def test_a_worker_that_ends_is_replaced_without_its_candidate(
     assert f"{FAST}: " in capsys.readouterr().err
     run = Journal.open(bundle / "samples.jsonl", resume=False).run()
     assert {(row.shape["M"], n) for row in run.rows for n in row.times} == {(3, FAST), (3, SLOW), (40, SLOW)}
+
+
+def test_a_trusted_candidate_that_ends_workers_is_trusted_no_more(bundle: Path) -> None:
+    driver = driver_of(bundle)
+
+    def fault(name: str, out: Array) -> None:
+        if name == SLOW and out.shape == (40, 32):
+            driver.fail["cuStreamSynchronize"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+
+    driver.after = fault
+    inner, started = spawner(driver), []
+
+    def spawn(request: Event) -> Iterator[Event]:
+        started.append(request["lost"])
+        driver.fail.clear()
+        return inner(request)
+
+    plan = read_plans(bundle)[0]
+    assert plan.groups[GROUP].trusted == SLOW
+    report = measure(plan, bundle, bundle / "samples.jsonl", None, 0, spawn)
+    assert started == [[], [SLOW]]
+    assert (report.measured, list(report.failed)) == (3, [SLOW])
 
 
 def test_an_interrupted_run_goes_on(bundle: Path) -> None:
