@@ -15,6 +15,7 @@ from kiln.runtime.device import Device, PretendDevice
 from kiln.runtime.entities import Kernel, Manifest, Plan
 from kiln.runtime.errors import ContractError, IntegrityError, UnavailableError
 from kiln.runtime.extend import Extensible
+from kiln.runtime.fastcall import operation_type
 from kiln.runtime.files import Folder
 from kiln.runtime.operation import Operation
 from kiln.runtime.providers import Providers
@@ -359,7 +360,8 @@ class _Host:
             candidates[c.op].append(c)
         for p in m.recipes:
             candidates[p.op].append(p)
-        return {name: Operation(name, sig, target, candidates[name], self) for name, sig in m.ops.items()}
+        kind = operation_type()
+        return {name: kind(name, sig, target, candidates[name], self) for name, sig in m.ops.items()}
 
     @property
     def disabled(self) -> Mapping[str, str]:

@@ -54,6 +54,19 @@ class Recipe:
             values[at] = address
         return values
 
+    def constants(
+        self, pointers: Sequence[int] | None, args: tuple[int | float, ...] | None
+    ) -> list[Any]:
+        """The values of launches with these addresses and scalars, or 0 for those that are still to come."""
+        values = self.template.copy()
+        for at, i in self.pointers if pointers is not None else ():
+            values[at] = pointers[i]
+        for at, i in self.args if args is not None else ():
+            values[at] = args[i]
+        for at, value in self.computed if args is not None else ():
+            values[at] = value(args)
+        return values
+
 
 def shape_args(sig: Signature, kernel: Kernel) -> set[str]:
     """Scalar operands on whose values the choice or the shape of a launch depends, not only a parameter's

@@ -1,0 +1,222 @@
+/* An op's calls. What is known goes from here to the driver; everything else is Python's, as if this were not here. */
+#include "native.h"
+
+typedef struct {
+  PyObject base;
+  form *forms[MAX_FORMS];
+  int count;
+} caller;
+
+PyObject *caller_type;
+static PyObject *s_gone, *s_stream, *s_slow, *s_first;
+
+int is_gone(PyObject *device) {
+  PyObject *gone = PyObject_GetAttr(device, s_gone);
+  int found = gone != Py_False;
+  if (!gone) PyErr_Clear();
+  Py_DecRef(gone);
+  return found;
+}
+
+outcome stream_of(PyObject *device, PyObject *stream, uint64_t *handle) {
+  PyObject *number = NULL;
+  if (Py_TYPE(stream) == &PyLong_Type) number = KEEP(stream);
+  else number = PyObject_CallMethodObjArgs(device, s_stream, stream, Py_None, NULL);
+  if (number) *handle = PyLong_AsUnsignedLongLong(number);
+  Py_DecRef(number);
+  if (!PyErr_Occurred()) return DONE;
+  PyErr_Clear(); /* Python says it again, in its words. */
+  return UNKNOWN;
+}
+
+int count_up(PyObject *list) {
+  PyObject *old = PyList_GetItem(list, 0);
+  if (!old) return 0;
+  long long count = PyLong_AsLongLong(old);
+  if (count == -1 && PyErr_Occurred()) return 0;
+  PyObject *now = PyLong_FromLongLong(count + 1);
+  return now && !PyList_SetItem(list, 0, now);
+}
+
+static int may_overlap(const entry *e, const uint64_t *addresses) {
+  for (int i = 0; i < e->overlap_count; i++) {
+    const overlap *o = &e->overlaps[i];
+    uint64_t p = addresses[o->written], q = addresses[o->other];
+    if (p < q + o->b_bytes && q < p + o->a_bytes && !(p == q && o->same)) return 1;
+  }
+  return 0;
+}
+
+static outcome find_stream(const entry *e, const call *c, const reading *r, uint64_t *stream) {
+  *stream = 0;
+  if (c->stream) return is_cuda(e->run) ? stream_of(e->device, c->stream, stream) : UNKNOWN;
+  return e->current ? array_stream(r->flat[e->example], e->ordinal, stream) : DONE;
+}
+
+static outcome make_outputs(const entry *e, reading *r, uint64_t stream, int *made) {
+  Py_ssize_t count = PyTuple_Size(e->makers);
+  for (*made = 0; *made < count;) {
+    PyObject *maker = PyTuple_GetItem(e->makers, *made), *example = r->flat[e->example];
+    PyObject *handle = e->by_stream ? PyLong_FromLongLong((long long)stream) : NULL;
+    if (e->by_stream && !handle) return FAILED;
+    PyObject *array = PyObject_CallFunctionObjArgs(maker, example, handle, NULL);
+    Py_DecRef(handle);
+    if (!array) return FAILED;
+    int at = r->arrays + 1 + (*made)++;
+    r->flat[at] = array;
+    r->addresses[at] = array_address(array);
+    if (!r->addresses[at]) return UNKNOWN;
+  }
+  return DONE;
+}
+
+static outcome refused(const entry *e, int64_t status) {
+  PyObject *code = PyLong_FromLongLong(status);
+  PyObject *nothing = code ? PyObject_CallFunctionObjArgs(e->refuse, code, NULL) : NULL;
+  Py_DecRef(code);
+  if (nothing) wrong("a status that is an error");
+  Py_DecRef(nothing);
+  return FAILED;
+}
+
+static PyObject *results(const entry *e, const reading *r) {
+  if (e->result_count == 1) return KEEP(r->flat[e->results[0]]);
+  PyObject *all = PyTuple_New(e->result_count);
+  for (int i = 0; all && i < e->result_count; i++) PyTuple_SetItem(all, i, KEEP(r->flat[e->results[i]]));
+  return all;
+}
+
+static outcome launched(const entry *e, const reading *r, uint64_t stream) {
+  int64_t status = 0;
+  outcome done = launch_run(e->run, r->addresses, r->scalars, stream, &status);
+  if (done != DONE) return done;
+  if (status) return wants_context(e->run, status) ? UNKNOWN : refused(e, status);
+  return count_up(e->count) ? DONE : FAILED;
+}
+
+static outcome answer(const entry *e, const call *c, reading *r, PyObject **result) {
+  uint64_t stream;
+  int made = 0;
+  if (is_gone(e->device) || may_overlap(e, r->addresses) || find_stream(e, c, r, &stream) != DONE) return UNKNOWN;
+  r->flat[r->arrays] = Py_None;
+  r->addresses[r->arrays] = 0;
+  outcome done = make_outputs(e, r, stream, &made);
+  if (done == DONE) done = (*result = results(e, r)) ? launched(e, r, stream) : FAILED;
+  if (done != DONE) DROP(*result);
+  for (int i = 0; i < made; i++) Py_DecRef(r->flat[r->arrays + 1 + i]);
+  return done;
+}
+
+static PyObject *python(PyObject *self, PyObject *name, PyObject *args, PyObject *kwargs) {
+  PyObject *way = PyObject_GetAttr(self, name);
+  PyObject *result = way ? PyObject_Call(way, args, kwargs) : NULL;
+  Py_DecRef(way);
+  return result;
+}
+
+static form *form_of(const caller *self, const call *c) {
+  for (int i = 0; i < self->count; i++)
+    if (form_fits(self->forms[i], c)) return self->forms[i];
+  return NULL;
+}
+
+static PyObject *caller_call(PyObject *object, PyObject *args, PyObject *kwargs) {
+  call c;
+  reading r;
+  form *f = call_gather(&c, args, kwargs) == DONE ? form_of((caller *)object, &c) : NULL;
+  if (!f) return python(object, s_slow, args, kwargs);
+  /* Reading arrays, making them and launching may let other threads run, which may forget everything. */
+  f->users++;
+  outcome done = call_read(f, &c, &r);
+  entry *e = done == DONE ? form_find(f, &r.key) : NULL;
+  if (e) e->users++;
+  form_release(f);
+  if (done == DONE && !e) return python(object, s_first, args, kwargs);
+  PyObject *result = NULL;
+  done = e && e->run ? answer(e, &c, &r, &result) : UNKNOWN;
+  if (e) entry_release(e);
+  return done == UNKNOWN ? python(object, s_slow, args, kwargs) : result;
+}
+
+/* add_form(positional, names, slots, scalars) */
+static PyObject *add_form(PyObject *object, PyObject *args) {
+  caller *self = (caller *)object;
+  if (self->count < MAX_FORMS) {
+    form *f = form_new(args);
+    if (!f) return NULL;
+    self->forms[self->count++] = f;
+  }
+  return KEEP(Py_None);
+}
+
+/* add_entry(operands, named, program) */
+static PyObject *add_entry(PyObject *object, PyObject *args) {
+  call c;
+  reading r;
+  PyObject *operands = PyTuple_GetItem(args, 0), *named = PyTuple_GetItem(args, 1), *program = PyTuple_GetItem(args, 2);
+  if (!program) return NULL;
+  form *f = call_gather(&c, operands, named) == DONE ? form_of((caller *)object, &c) : NULL;
+  if (!f) return KEEP(Py_None);
+  f->users++;
+  entry *e = NULL;
+  int known = call_read(f, &c, &r) != DONE || form_find(f, &r.key);
+  int added = known || ((e = entry_new(&r, program)) && (form_find(f, &r.key) ? (entry_release(e), 1) : form_add(f, e)));
+  if (!added && e) entry_release(e);
+  form_release(f);
+  if (!added) return NULL;
+  return KEEP(Py_None);
+}
+
+static int caller_clear(PyObject *object) {
+  caller *self = (caller *)object;
+  while (self->count) {
+    form *f = self->forms[--self->count];
+    form_release(f);
+  }
+  return 0;
+}
+
+/* forget() */
+static PyObject *forget(PyObject *object, PyObject *none) {
+  (void)none;
+  caller_clear(object);
+  return KEEP(Py_None);
+}
+
+static int caller_traverse(PyObject *object, visitproc visit, void *arg) {
+  const caller *self = (caller *)object;
+  int stop = visit((PyObject *)Py_TYPE(object), arg);
+  for (int i = 0; !stop && i < self->count; i++) {
+    const form *f = self->forms[i];
+    for (size_t at = 0; !stop && at < f->size; at++)
+      if (f->table[at]) stop = entry_traverse(f->table[at], visit, arg);
+  }
+  return stop;
+}
+
+static void caller_free(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  caller_clear(object);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DecRef((PyObject *)type);
+}
+
+static PyMethodDef methods[] = {{"_add_form", add_form, METH_VARARGS, "Know a form of calls from now on."},
+                                {"_add_entry", add_entry, METH_VARARGS, "Know what calls like this one do."},
+                                {"_forget", forget, METH_NOARGS, "Know nothing."},
+                                {NULL, NULL, 0, NULL}};
+static PyType_Slot slots[] = {{Py_tp_new, (void *)PyType_GenericNew}, {Py_tp_dealloc, (void *)caller_free},
+                              {Py_tp_traverse, (void *)caller_traverse}, {Py_tp_clear, (void *)caller_clear},
+                              {Py_tp_call, (void *)caller_call},       {Py_tp_methods, methods},
+                              {0, NULL}};
+static PyType_Spec spec = {"kiln.runtime.native.Caller", sizeof(caller), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+
+int caller_init(void) {
+  s_gone = PyUnicode_InternFromString("gone");
+  s_stream = PyUnicode_InternFromString("stream");
+  s_slow = PyUnicode_InternFromString("_slow");
+  s_first = PyUnicode_InternFromString("_first");
+  return s_gone && s_stream && s_slow && s_first && (caller_type = PyType_FromSpec(&spec));
+}
