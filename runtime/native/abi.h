@@ -12,6 +12,7 @@
 #ifdef KILN_PYTHON_H
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <structmember.h>
 #else
 
 typedef ptrdiff_t Py_ssize_t;
@@ -34,6 +35,13 @@ typedef struct {
   int ml_flags;
   const char *ml_doc;
 } PyMethodDef;
+typedef struct {
+  const char *name;
+  int type;
+  Py_ssize_t offset;
+  int flags;
+  const char *doc;
+} PyMemberDef;
 typedef struct {
   int slot;
   void *pfunc;
@@ -61,9 +69,10 @@ typedef struct {
   freefunc m_free;
 } PyModuleDef;
 
-enum { METH_VARARGS = 1, METH_NOARGS = 4 };
+enum { METH_VARARGS = 1, METH_NOARGS = 4, T_PYSSIZET = 19, READONLY = 1 };
 enum { Py_TPFLAGS_BASETYPE = 1 << 10, Py_TPFLAGS_HAVE_GC = 1 << 14, Py_TPFLAGS_DEFAULT = 0 };
-enum { Py_tp_call = 50, Py_tp_clear = 51, Py_tp_dealloc = 52, Py_tp_methods = 64, Py_tp_new = 65, Py_tp_traverse = 71, Py_tp_free = 74 };
+enum { Py_tp_call = 50, Py_tp_clear = 51, Py_tp_dealloc = 52, Py_tp_methods = 64, Py_tp_new = 65, Py_tp_traverse = 71, Py_tp_members = 72,
+       Py_tp_free = 74 };
 
 #define PyModuleDef_HEAD_INIT {{1, NULL}, NULL, 0, NULL}
 #define PyMODINIT_FUNC __attribute__((visibility("default"))) PyObject *
@@ -107,6 +116,8 @@ long long PyLong_AsLongLongAndOverflow(PyObject *, int *);
 unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
 PyObject *PyLong_FromLongLong(long long);
 void *PyCapsule_GetPointer(PyObject *, const char *);
+PyObject *PyDict_New(void);
+int PyDict_SetItem(PyObject *, PyObject *, PyObject *);
 
 PyObject *PyErr_NoMemory(void);
 PyObject *PyErr_Occurred(void);
@@ -119,4 +130,11 @@ void *PyMem_Calloc(size_t, size_t);
 void PyMem_Free(void *);
 
 #endif
+
+/* Calls without a tuple and a dict. The limited API has them from 3.12 on; 3.11 knows the same flag, lets no class inherit it, and
+ * takes Py_tp_call instead. */
+typedef PyObject *(*vector_call)(PyObject *, PyObject *const *args, size_t count, PyObject *names);
+enum { TYPE_HAS_VECTOR_CALL = 1 << 11 };
+#define VECTOR_COUNT(n) ((Py_ssize_t)((n) & ~((size_t)1 << (8 * sizeof(size_t) - 1))))
+
 #endif

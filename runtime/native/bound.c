@@ -3,61 +3,60 @@
 
 typedef struct {
   PyObject base;
+  vector_call vector;
   launch *run; /* NULL: launches are Python's */
   uint64_t stream;
   PyObject *count, *device, *refuse, *outputs;
 } bound;
 
 PyObject *bound_type;
-static PyObject *s_slow, *s_stream;
 
-static PyObject *python(PyObject *self, PyObject *args, PyObject *kwargs) {
-  PyObject *way = PyObject_GetAttr(self, s_slow);
-  PyObject *result = way ? PyObject_Call(way, args, kwargs) : NULL;
-  Py_DecRef(way);
-  return result;
-}
-
-/* The stream that a launch names, or NULL; FAILED for arguments that only Python knows what to say of. */
-static outcome named_stream(PyObject *args, PyObject *kwargs, PyObject **stream) {
-  Py_ssize_t positional = PyTuple_Size(args), named = kwargs ? PyDict_Size(kwargs) : 0, at = 0;
-  PyObject *name = s_stream;
-  *stream = NULL;
-  if (positional + named > 1) return UNKNOWN;
-  if (positional) *stream = PyTuple_GetItem(args, 0);
-  if (named) PyDict_Next(kwargs, &at, &name, stream);
-  if (*stream == Py_None) *stream = NULL;
-  return name == s_stream ? DONE : UNKNOWN;
-}
-
-static outcome refused(bound *self, int64_t status) {
-  PyObject *code = PyLong_FromLongLong(status), *refuse = KEEP(self->refuse);
-  PyObject *nothing = code ? PyObject_CallFunctionObjArgs(refuse, code, NULL) : NULL;
-  if (nothing) wrong("a status that is an error");
-  Py_DecRef(nothing);
-  Py_DecRef(refuse);
-  Py_DecRef(code);
-  return FAILED;
+/* The stream that a launch names: NULL for none. UNKNOWN: there is more, which is for Python to refuse. */
+static outcome named_stream(const call *c, PyObject **stream) {
+  *stream = c->stream;
+  if (c->positional) *stream = c->values[0] == Py_None ? NULL : c->values[0];
+  return c->named || c->out || c->positional + c->options > 1 ? UNKNOWN : DONE;
 }
 
 static outcome launched(bound *self, uint64_t stream) {
   int64_t status = 0;
   launch *run = KEEP(self->run); /* Another thread may bring other arrays meanwhile. */
   outcome done = launch_run(run, NULL, NULL, stream, &status);
-  if (done == DONE && status) done = wants_context(run, status) ? UNKNOWN : refused(self, status);
+  if (done == DONE && status) done = wants_context(run, status) ? UNKNOWN : refused(self->refuse, status);
   Py_DecRef((PyObject *)run);
-  return done;
+  return done == DONE && !count_up(self->count) ? FAILED : done;
+}
+
+static outcome try(bound *self, PyObject *named) {
+  uint64_t stream = self->stream;
+  if (!self->run || is_gone(self->device)) return UNKNOWN;
+  if (named && (!is_cuda(self->run) || stream_of(self->device, named, &stream) != DONE)) return UNKNOWN;
+  return launched(self, stream);
 }
 
 static PyObject *bound_call(PyObject *object, PyObject *args, PyObject *kwargs) {
-  bound *self = (bound *)object;
+  call c;
   PyObject *named;
-  uint64_t stream = self->stream;
-  if (!self->run || named_stream(args, kwargs, &named) != DONE || is_gone(self->device)) return python(object, args, kwargs);
-  if (named && (!is_cuda(self->run) || stream_of(self->device, named, &stream) != DONE)) return python(object, args, kwargs);
-  outcome done = launched(self, stream);
-  if (done == UNKNOWN) return python(object, args, kwargs);
-  return done == DONE && count_up(self->count) ? KEEP(self->outputs) : NULL;
+  outcome done = call_gather(&c, args, kwargs) == DONE ? named_stream(&c, &named) : UNKNOWN;
+  if (done == DONE) done = try((bound *)object, named);
+  if (done == UNKNOWN) return python_way(object, slow_way, args, kwargs);
+  return done == DONE ? KEEP(((bound *)object)->outputs) : NULL;
+}
+
+static PyObject *bound_vector_call(PyObject *object, PyObject *const *args, size_t count, PyObject *names) {
+  call c;
+  PyObject *named;
+  outcome done = call_gather_vector(&c, args, count, names) == DONE ? named_stream(&c, &named) : UNKNOWN;
+  if (done == DONE) done = try((bound *)object, named);
+  if (done == UNKNOWN) return python_way_vector(object, slow_way, args, count, names);
+  return done == DONE ? KEEP(((bound *)object)->outputs) : NULL;
+}
+
+static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  (void)args, (void)kwargs;
+  bound *self = (bound *)PyType_GenericNew(type, NULL, NULL);
+  if (self) self->vector = bound_vector_call;
+  return (PyObject *)self;
 }
 
 static int bound_clear(PyObject *object) {
@@ -106,15 +105,12 @@ static void bound_free(PyObject *object) {
 }
 
 static PyMethodDef methods[] = {{"_arm", arm, METH_VARARGS, "Launch this from now on."}, {NULL, NULL, 0, NULL}};
-static PyType_Slot slots[] = {{Py_tp_new, (void *)PyType_GenericNew}, {Py_tp_dealloc, (void *)bound_free},
+static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(bound, vector), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyType_Slot slots[] = {{Py_tp_new, (void *)bound_new},           {Py_tp_dealloc, (void *)bound_free},
                               {Py_tp_traverse, (void *)bound_traverse}, {Py_tp_clear, (void *)bound_clear},
-                              {Py_tp_call, (void *)bound_call},       {Py_tp_methods, methods},
-                              {0, NULL}};
+                              {Py_tp_call, (void *)bound_call},         {Py_tp_methods, methods},
+                              {Py_tp_members, members},                 {0, NULL}};
 static PyType_Spec spec = {"kiln.runtime.native.Bound", sizeof(bound), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | TYPE_HAS_VECTOR_CALL, slots};
 
-int bound_init(void) {
-  s_slow = PyUnicode_InternFromString("_slow");
-  s_stream = PyUnicode_InternFromString("stream");
-  return s_slow && s_stream && (bound_type = PyType_FromSpec(&spec));
-}
+int bound_init(void) { return (bound_type = PyType_FromSpec(&spec)) != NULL; }

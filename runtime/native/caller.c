@@ -3,40 +3,12 @@
 
 typedef struct {
   PyObject base;
+  vector_call vector;
   form *forms[MAX_FORMS];
   int count;
 } caller;
 
 PyObject *caller_type;
-static PyObject *s_gone, *s_stream, *s_slow, *s_first;
-
-int is_gone(PyObject *device) {
-  PyObject *gone = PyObject_GetAttr(device, s_gone);
-  int found = gone != Py_False;
-  if (!gone) PyErr_Clear();
-  Py_DecRef(gone);
-  return found;
-}
-
-outcome stream_of(PyObject *device, PyObject *stream, uint64_t *handle) {
-  PyObject *number = NULL;
-  if (Py_TYPE(stream) == &PyLong_Type) number = KEEP(stream);
-  else number = PyObject_CallMethodObjArgs(device, s_stream, stream, Py_None, NULL);
-  if (number) *handle = PyLong_AsUnsignedLongLong(number);
-  Py_DecRef(number);
-  if (!PyErr_Occurred()) return DONE;
-  PyErr_Clear(); /* Python says it again, in its words. */
-  return UNKNOWN;
-}
-
-int count_up(PyObject *list) {
-  PyObject *old = PyList_GetItem(list, 0);
-  if (!old) return 0;
-  long long count = PyLong_AsLongLong(old);
-  if (count == -1 && PyErr_Occurred()) return 0;
-  PyObject *now = PyLong_FromLongLong(count + 1);
-  return now && !PyList_SetItem(list, 0, now);
-}
 
 static int may_overlap(const entry *e, const uint64_t *addresses) {
   for (int i = 0; i < e->overlap_count; i++) {
@@ -70,15 +42,6 @@ static outcome make_outputs(const entry *e, reading *r, uint64_t stream, int *ma
   return DONE;
 }
 
-static outcome refused(const entry *e, int64_t status) {
-  PyObject *code = PyLong_FromLongLong(status);
-  PyObject *nothing = code ? PyObject_CallFunctionObjArgs(e->refuse, code, NULL) : NULL;
-  Py_DecRef(code);
-  if (nothing) wrong("a status that is an error");
-  Py_DecRef(nothing);
-  return FAILED;
-}
-
 static PyObject *results(const entry *e, const reading *r) {
   if (e->result_count == 1) return KEEP(r->flat[e->results[0]]);
   PyObject *all = PyTuple_New(e->result_count);
@@ -90,7 +53,7 @@ static outcome launched(const entry *e, const reading *r, uint64_t stream) {
   int64_t status = 0;
   outcome done = launch_run(e->run, r->addresses, r->scalars, stream, &status);
   if (done != DONE) return done;
-  if (status) return wants_context(e->run, status) ? UNKNOWN : refused(e, status);
+  if (status) return wants_context(e->run, status) ? UNKNOWN : refused(e->refuse, status);
   return count_up(e->count) ? DONE : FAILED;
 }
 
@@ -107,35 +70,47 @@ static outcome answer(const entry *e, const call *c, reading *r, PyObject **resu
   return done;
 }
 
-static PyObject *python(PyObject *self, PyObject *name, PyObject *args, PyObject *kwargs) {
-  PyObject *way = PyObject_GetAttr(self, name);
-  PyObject *result = way ? PyObject_Call(way, args, kwargs) : NULL;
-  Py_DecRef(way);
-  return result;
-}
-
 static form *form_of(const caller *self, const call *c) {
   for (int i = 0; i < self->count; i++)
     if (form_fits(self->forms[i], c)) return self->forms[i];
   return NULL;
 }
 
-static PyObject *caller_call(PyObject *object, PyObject *args, PyObject *kwargs) {
-  call c;
+/* The answer, or UNKNOWN and the Python function that has one. */
+static outcome try(caller *self, const call *c, PyObject **result, PyObject **way) {
   reading r;
-  form *f = call_gather(&c, args, kwargs) == DONE ? form_of((caller *)object, &c) : NULL;
-  if (!f) return python(object, s_slow, args, kwargs);
+  form *f = form_of(self, c);
+  if (!f) return UNKNOWN;
   /* Reading arrays, making them and launching may let other threads run, which may forget everything. */
   f->users++;
-  outcome done = call_read(f, &c, &r);
+  outcome done = call_read(f, c, &r);
   entry *e = done == DONE ? form_find(f, &r.key) : NULL;
   if (e) e->users++;
   form_release(f);
-  if (done == DONE && !e) return python(object, s_first, args, kwargs);
-  PyObject *result = NULL;
-  done = e && e->run ? answer(e, &c, &r, &result) : UNKNOWN;
+  if (done == DONE && !e) *way = first_way;
+  done = e && e->run ? answer(e, c, &r, result) : UNKNOWN;
   if (e) entry_release(e);
-  return done == UNKNOWN ? python(object, s_slow, args, kwargs) : result;
+  return done;
+}
+
+static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs) {
+  call c;
+  PyObject *result = NULL, *way = slow_way;
+  if (call_gather(&c, args, kwargs) == DONE && try((caller *)self, &c, &result, &way) != UNKNOWN) return result;
+  return python_way(self, way, args, kwargs);
+}
+
+static PyObject *caller_vector_call(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
+  call c;
+  PyObject *result = NULL, *way = slow_way;
+  if (call_gather_vector(&c, args, count, names) == DONE && try((caller *)self, &c, &result, &way) != UNKNOWN) return result;
+  return python_way_vector(self, way, args, count, names);
+}
+
+static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  caller *self = (caller *)PyType_GenericNew(type, args, kwargs);
+  if (self) self->vector = caller_vector_call;
+  return (PyObject *)self;
 }
 
 /* add_form(positional, names, slots, scalars) */
@@ -206,17 +181,12 @@ static PyMethodDef methods[] = {{"_add_form", add_form, METH_VARARGS, "Know a fo
                                 {"_add_entry", add_entry, METH_VARARGS, "Know what calls like this one do."},
                                 {"_forget", forget, METH_NOARGS, "Know nothing."},
                                 {NULL, NULL, 0, NULL}};
-static PyType_Slot slots[] = {{Py_tp_new, (void *)PyType_GenericNew}, {Py_tp_dealloc, (void *)caller_free},
+static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(caller, vector), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyType_Slot slots[] = {{Py_tp_new, (void *)caller_new},           {Py_tp_dealloc, (void *)caller_free},
                               {Py_tp_traverse, (void *)caller_traverse}, {Py_tp_clear, (void *)caller_clear},
-                              {Py_tp_call, (void *)caller_call},       {Py_tp_methods, methods},
-                              {0, NULL}};
+                              {Py_tp_call, (void *)caller_call},         {Py_tp_methods, methods},
+                              {Py_tp_members, members},                  {0, NULL}};
 static PyType_Spec spec = {"kiln.runtime.native.Caller", sizeof(caller), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | TYPE_HAS_VECTOR_CALL, slots};
 
-int caller_init(void) {
-  s_gone = PyUnicode_InternFromString("gone");
-  s_stream = PyUnicode_InternFromString("stream");
-  s_slow = PyUnicode_InternFromString("_slow");
-  s_first = PyUnicode_InternFromString("_first");
-  return s_gone && s_stream && s_slow && s_first && (caller_type = PyType_FromSpec(&spec));
-}
+int caller_init(void) { return (caller_type = PyType_FromSpec(&spec)) != NULL; }

@@ -9,23 +9,40 @@ int forms_init(void) {
   return s_out && s_stream;
 }
 
-outcome call_gather(call *c, PyObject *args, PyObject *kwargs) {
-  Py_ssize_t positional = PyTuple_Size(args), at = 0;
-  PyObject *name, *value;
-  c->positional = (int)positional, c->named = 0, c->out = c->stream = NULL;
-  if (positional > MAX_VALUES) return UNKNOWN;
-  for (int i = 0; i < positional; i++) c->values[i] = PyTuple_GetItem(args, i);
-  while (kwargs && PyDict_Next(kwargs, &at, &name, &value)) {
-    if (name == s_out) {
-      c->out = value == Py_None ? NULL : value;
-    } else if (name == s_stream) {
-      c->stream = value == Py_None ? NULL : value;
-    } else {
-      if (positional + c->named >= MAX_VALUES) return UNKNOWN;
-      c->values[positional + c->named] = value;
-      c->names[c->named++] = name;
-    }
+static outcome gather(call *c, PyObject *name, PyObject *value) {
+  if (name == s_out || name == s_stream) {
+    *(name == s_out ? &c->out : &c->stream) = value == Py_None ? NULL : value;
+    c->options++;
+  } else {
+    if (c->positional + c->named >= MAX_VALUES) return UNKNOWN;
+    c->values[c->positional + c->named] = value;
+    c->names[c->named++] = name;
   }
+  return DONE;
+}
+
+static outcome begin(call *c, Py_ssize_t positional) {
+  if (positional > MAX_VALUES) return UNKNOWN;
+  c->positional = (int)positional, c->named = c->options = 0, c->out = c->stream = NULL;
+  return DONE;
+}
+
+outcome call_gather(call *c, PyObject *args, PyObject *kwargs) {
+  Py_ssize_t at = 0;
+  PyObject *name, *value;
+  if (begin(c, PyTuple_Size(args)) != DONE) return UNKNOWN;
+  for (int i = 0; i < c->positional; i++) c->values[i] = PyTuple_GetItem(args, i);
+  while (kwargs && PyDict_Next(kwargs, &at, &name, &value))
+    if (gather(c, name, value) != DONE) return UNKNOWN;
+  return DONE;
+}
+
+outcome call_gather_vector(call *c, PyObject *const *args, size_t count, PyObject *names) {
+  Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+  if (begin(c, VECTOR_COUNT(count)) != DONE) return UNKNOWN;
+  for (int i = 0; i < c->positional; i++) c->values[i] = args[i];
+  for (Py_ssize_t i = 0; i < named; i++)
+    if (gather(c, PyTuple_GetItem(names, i), args[c->positional + i]) != DONE) return UNKNOWN;
   return DONE;
 }
 

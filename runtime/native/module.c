@@ -35,7 +35,7 @@ static PyMethodDef functions[] = {
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", "The short way of calls, in C.", -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_native(void) {
-  if (!arrays_init() || !forms_init() || !launch_init() || !caller_init() || !bound_init()) return NULL;
+  if (!arrays_init() || !forms_init() || !python_init() || !launch_init() || !caller_init() || !bound_init()) return NULL;
   PyObject *module = PyModule_Create(&definition);
   if (!module || PyModule_AddObjectRef(module, "Launch", launch_type) || PyModule_AddObjectRef(module, "Caller", caller_type) ||
       PyModule_AddObjectRef(module, "Bound", bound_type)) {

@@ -114,9 +114,11 @@ typedef struct {
   PyObject *names[MAX_NAMES];
   int positional, named;
   PyObject *out, *stream; /* NULL where not given, or None */
+  int options;            /* how many of these two are given, None included */
 } call;
 
 outcome call_gather(call *, PyObject *args, PyObject *kwargs);
+outcome call_gather_vector(call *, PyObject *const *args, size_t count, PyObject *names);
 outcome call_read(const form *, const call *, reading *);
 form *form_new(PyObject *args); /* (positional, names, slots, scalars) */
 void form_release(form *);
@@ -130,15 +132,24 @@ void entry_release(entry *);
 int entry_traverse(const entry *, visitproc, void *);
 int forms_init(void);
 
-/* ---- callers: caller.c, bound.c ---- */
-extern PyObject *caller_type, *bound_type;
-int caller_init(void);
-int bound_init(void);
+/* ---- python.c: what a call needs of Python ---- */
+int python_init(void);
+/* The Python function of this name, of the object, with the same arguments. */
+PyObject *python_way(PyObject *self, PyObject *name, PyObject *args, PyObject *kwargs);
+PyObject *python_way_vector(PyObject *self, PyObject *name, PyObject *const *args, size_t count, PyObject *names);
+extern PyObject *slow_way, *first_way; /* names */
 /* Whether the device has a true `gone`. */
 int is_gone(PyObject *device);
 /* The handle of a stream that the caller names. */
 outcome stream_of(PyObject *device, PyObject *stream, uint64_t *handle);
 int count_up(PyObject *list);
+/* Raises what a status means. */
+outcome refused(PyObject *refuse, int64_t status);
+
+/* ---- caller.c, bound.c ---- */
+extern PyObject *caller_type, *bound_type;
+int caller_init(void);
+int bound_init(void);
 
 /* ---- reading what Python hands over ---- */
 int read_int(PyObject *tuple, Py_ssize_t at, int64_t *);
