@@ -10,7 +10,7 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
@@ -48,7 +48,7 @@ def module_path(machine: str) -> str:
 @lru_cache(maxsize=1)
 def native() -> Native:
     """The extension, loaded at first need."""
-    why = _why_not(sys.implementation.name, sys.platform, EXTENSION_SUFFIXES, module_path(platform.machine()))
+    why = why_not(sys.implementation.name, sys.platform, EXTENSION_SUFFIXES, module_path(platform.machine()))
     if why is not None:
         return Native(None, why)
     path = module_path(platform.machine())
@@ -61,7 +61,8 @@ def native() -> Native:
     return Native(module, None)
 
 
-def _why_not(implementation: str, system: str, suffixes: Sequence[str], path: str) -> str | None:
+def why_not(implementation: str, system: str, suffixes: Sequence[str], path: str) -> str | None:
+    """Why an interpreter has no use for the extension at `path`; None if it has."""
     if implementation != "cpython" or system != "linux":
         return f"{implementation} on {system}; the extension is for CPython on Linux"
     if ".abi3.so" not in suffixes:
@@ -70,10 +71,10 @@ def _why_not(implementation: str, system: str, suffixes: Sequence[str], path: st
     return None if os.path.exists(path) else f"there is no {os.path.basename(path)}"
 
 
-def operation_type() -> type[Operation]:
-    """The class of ops: one whose calls C answers, where it can."""
+def operation_type(disabled: Container[str] = ()) -> type[Operation]:
+    """The class of ops: one whose calls C answers, where it can and `native` is no name that must not run."""
     found = native()
-    return Operation if found.module is None else _fast_type(found.module)
+    return Operation if found.module is None or "native" in disabled else _fast_type(found.module)
 
 
 @lru_cache(maxsize=2)
@@ -140,7 +141,7 @@ class _Taught(Operation):
     def keep(self, miss: Miss, operands: Values, named: dict[str, Any], out: Any, decision: Decision) -> None:
         """See ShortWay."""
         for x in miss.arrays:
-            _meet(self._module, x)
+            meet(self._module, x)
         if miss.key is not _FIRST:
             super().keep(miss, operands, named, out, decision)
             return
@@ -229,15 +230,15 @@ def _slots(form: Form, count: int, dtypes: list[str]) -> tuple[tuple[Any, ...], 
 _met: set[type] = set()
 
 
-def _meet(module: Any, x: Any) -> None:
+def meet(module: Any, x: Any) -> None:
     """Let C read arrays of this type from now on, if their type says how."""
     kind = type(x)
-    if kind in _met:
+    if kind in _met or not is_torch(x):
         return
     _met.add(kind)
     # The table is of the type that holds it: what derives from it may mean something else by its memory.
     capsule = vars(kind).get(_EXCHANGE)
-    if is_torch(x) and capsule is not None and module.register_exchange(kind, capsule):
+    if capsule is not None and module.register_exchange(kind, capsule):
         torch = sys.modules.get("torch")
         if kind is getattr(torch, "Tensor", None):
             # It adds nothing to a tensor but that modules know it.

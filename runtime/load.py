@@ -86,7 +86,8 @@ def _device(device: str | Device, threads: int | None, scratch: ScratchPolicy | 
 
 
 def read_disabled(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """The names in KILN_DISABLE: ops, variants, op.variant, tiers or ISA tiers that must not run."""
+    """The names in KILN_DISABLE: ops, variants, op.variant, tiers or ISA tiers that must not run; and `native`, the
+    C extension that answers calls which were made before."""
     return frozenset(filter(None, (n.strip() for n in environment.get("KILN_DISABLE", "").split(","))))
 
 
@@ -360,7 +361,7 @@ class _Host:
             candidates[c.op].append(c)
         for p in m.recipes:
             candidates[p.op].append(p)
-        kind = operation_type()
+        kind = operation_type(self.disabled)
         return {name: kind(name, sig, target, candidates[name], self) for name, sig in m.ops.items()}
 
     @property
