@@ -1,8 +1,9 @@
 """The short way of a call in C: the extension in `native/`, for interpreters that load abi3 modules.
 
-It answers calls of layouts that were met before with arrays that it can read: torch's by the table of functions
-that their type offers (`__dlpack_c_exchange_api__`, torch 2.10 and later), NumPy's. Everything else goes the way of
-runtime/shortcut.py, and so does whatever is wrong: without the extension calls do the same, only slower.
+It answers calls of layouts that were met before with arrays that it can read: NumPy's, and torch's by the
+table of functions that their type offers (`__dlpack_c_exchange_api__`, torch 2.10 and later). Everything else
+goes the way of runtime/shortcut.py, and so does whatever is wrong: without the extension calls do the same,
+only slower.
 """
 
 import math
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from kiln.runtime.arguments import Given
-from kiln.runtime.arrays import CPU, is_torch
+from kiln.runtime.arrays import is_torch
 from kiln.runtime.bound import BoundCall
 from kiln.runtime.decision import Decision
 from kiln.runtime.operation import Operation
@@ -53,7 +54,9 @@ def native() -> Native:
         return Native(None, why)
     path = module_path(platform.machine())
     try:
-        spec = ModuleSpec("kiln.runtime.native", ExtensionFileLoader("kiln.runtime.native", path), origin=path)
+        spec = ModuleSpec(
+            "kiln.runtime.native", ExtensionFileLoader("kiln.runtime.native", path), origin=path
+        )
         module = module_from_spec(spec)
     except ImportError as e:
         return Native(None, f"it cannot be loaded ({e})")
@@ -81,7 +84,9 @@ def operation_type(disabled: Container[str] = ()) -> type[Operation]:
 def _fast_type(module: Any) -> type[Operation]:
     bound = new_class("BoundCall", (module.Bound, _Armed), {}, lambda body: body.update(_module=module))
     body = {"_module": module, "_bound": bound, "__doc__": Operation.__doc__}
-    return cast(type[Operation], new_class("Operation", (module.Caller, _Taught), {}, lambda b: b.update(body)))
+    return cast(
+        type[Operation], new_class("Operation", (module.Caller, _Taught), {}, lambda b: b.update(body))
+    )
 
 
 class _First(tuple[Any, ...]):
@@ -156,10 +161,15 @@ class _Taught(Operation):
             return None
         reads, writes = self._flat(count, where, decision)
         order = [*reads, *writes]
-        launch = _launch(self._module, launcher.packed(order, None, None if miss.form.scalars else where.scalars))
+        launch = _launch(
+            self._module, launcher.packed(order, None, None if miss.form.scalars else where.scalars)
+        )
         if launch is None:
             return None
-        pairs = [(order[o.written], order[o.other], o.a_bytes, o.b_bytes, o.same_is_fine) for o in decision.overlaps]
+        pairs = [
+            (order[o.written], order[o.other], o.a_bytes, o.b_bytes, o.same_is_fine)
+            for o in decision.overlaps
+        ]
         position = {t.name: i for i, t in enumerate(self.sig.tensors)}
         results = [writes[position[n]] for n in self.sig.returns]
         return (
@@ -217,7 +227,7 @@ def _form_key(operands: Values, named: dict[str, Any]) -> Any:
 
 
 def _slots(form: Form, count: int, dtypes: list[str]) -> tuple[tuple[Any, ...], ...]:
-    """(role, scalar, is it a bool, a float, does the layout depend on it, least, most) of each value of a call."""
+    """(role, scalar, is it a bool, a float, does a layout depend on it, least, most) per value of a call."""
     slots: list[tuple[Any, ...]] = [(_TENSOR, 0, False, False, False, 0, 0)] * count
     for at in form.attrs:
         slots[at] = (_CHOICE, 0, False, False, False, 0, 0)

@@ -86,8 +86,8 @@ def _device(device: str | Device, threads: int | None, scratch: ScratchPolicy | 
 
 
 def read_disabled(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """The names in KILN_DISABLE: ops, variants, op.variant, tiers or ISA tiers that must not run; and `native`, the
-    C extension that answers calls which were made before."""
+    """The names in KILN_DISABLE: ops, variants, op.variant, tiers or ISA tiers that must not run; and
+    `native`, the C extension that answers calls which were made before."""
     return frozenset(filter(None, (n.strip() for n in environment.get("KILN_DISABLE", "").split(","))))
 
 

@@ -43,28 +43,22 @@ class Recipe:
         self, pointers: Sequence[int], args: tuple[int | float, ...], scratch: Sequence[int]
     ) -> list[Any]:
         """The values of one launch."""
-        values = self.template.copy()
-        for at, i in self.pointers:
-            values[at] = pointers[i]
-        for at, i in self.args:
-            values[at] = args[i]
-        for at, value in self.computed:
-            values[at] = value(args)
+        values = self.constants(pointers, args)
         for (at, _), address in zip(self.scratch, scratch, strict=True):
             values[at] = address
         return values
 
-    def constants(
-        self, pointers: Sequence[int] | None, args: tuple[int | float, ...] | None
-    ) -> list[Any]:
-        """The values of launches with these addresses and scalars, or 0 for those that are still to come."""
+    def constants(self, pointers: Sequence[int] | None, args: tuple[int | float, ...] | None) -> list[Any]:
+        """The values of launches with these addresses and scalars; 0 for what each brings itself."""
         values = self.template.copy()
-        for at, i in self.pointers if pointers is not None else ():
-            values[at] = pointers[i]
-        for at, i in self.args if args is not None else ():
-            values[at] = args[i]
-        for at, value in self.computed if args is not None else ():
-            values[at] = value(args)
+        if pointers is not None:
+            for at, i in self.pointers:
+                values[at] = pointers[i]
+        if args is not None:
+            for at, i in self.args:
+                values[at] = args[i]
+            for at, value in self.computed:
+                values[at] = value(args)
         return values
 
 

@@ -259,8 +259,8 @@ class ShortWay(ABC):
 
     @staticmethod
     def _flat(count: int, where: Given, decision: Decision) -> tuple[list[int], list[int]]:
-        """Where the addresses read and those written are, among those of the `count` arrays given, 0, and those
-        of the arrays made."""
+        """Where the addresses read and those written are, among those of the `count` arrays given, 0, and
+        those of the arrays made."""
         made = {i: count + 1 + at for at, (i, _) in enumerate(decision.outputs)}
         reads = [count if j is None else j for j in where.reads]
         return reads, [made.get(i, count) if j is None else j for i, j in enumerate(where.writes)]

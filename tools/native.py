@@ -1,9 +1,13 @@
-"""Compile the extension of runtime/native for every machine: `make native`. The modules are committed, so that nobody
-who only runs kernels needs a compiler; the same sources give the same bytes anywhere."""
+"""Compile the extension of runtime/native for every machine: `make native`.
+
+The modules are committed: who only runs kernels needs no compiler. The same sources give the same bytes
+anywhere.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from kiln.backends.cpu.toolchain import FLAGS, SHARED, run_compiler
@@ -20,15 +24,20 @@ def sources() -> dict[str, str]:
     return {p.name: p.read_text(encoding="utf-8") for p in sorted(FOLDER.glob("*.[ch]"))}
 
 
-def compiled(machine: str, *options: str) -> bytes:
+def compiled(machine: str, *options: str, files: Mapping[str, str] | None = None) -> bytes:
     """The extension for a machine. CPython's functions, and memcpy, are found in the process that loads it.
+
+    Args:
+        machine: as in MACHINES.
+        options: more for the compiler.
+        files: the source, by file name; that of the checkout by default.
 
     Raises:
         BuildError: the compiler is missing, or refused.
     """
     target = TARGETS[MACHINES[machine]]
     flags = (*FLAGS, *SHARED, "-fvisibility=hidden", *options)
-    return run_compiler(sources(), target.triple, target.tiers[0].cpu, *flags, name="runtime/native")
+    return run_compiler(files or sources(), target.triple, target.tiers[0].cpu, *flags, name="runtime/native")
 
 
 def path(machine: str) -> Path:

@@ -8,7 +8,6 @@ import pytest
 from kiln.runtime import fastcall
 from kiln.tests.runtime.trees import compile_c, cpu_manifest, write_tree
 
-
 BOTH_WAYS = (
     "test_arrays", "test_bound", "test_call", "test_changes", "test_contexts", "test_cpu", "test_cuda",
     "test_faults", "test_providers", "test_scratch", "test_seal", "test_shortcut", "test_torch",

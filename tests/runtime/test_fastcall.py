@@ -1,5 +1,5 @@
-"""The extension answers as Python does: the same launches to the byte, results, counters and errors; and it keeps
-nothing that it should not."""
+"""The extension answers as Python does: the same launches to the byte, results, counters and errors; and it
+keeps nothing that it should not."""
 
 import ctypes
 import gc
@@ -18,7 +18,17 @@ from kiln.runtime import fastcall, proof
 from kiln.runtime.arrays import view
 from kiln.runtime.cuda import CudaDevice
 from kiln.runtime.operation import Operation
-from kiln.tests.runtime.exchange import STREAM, TABLE, Exchange, Exchanged, Hooks, Strided, capsule, new_capsule, stand_in
+from kiln.tests.runtime.exchange import (
+    STREAM,
+    TABLE,
+    Exchange,
+    Exchanged,
+    Hooks,
+    Strided,
+    capsule,
+    new_capsule,
+    stand_in,
+)
 from kiln.tests.runtime.fake_driver import CUresult, FakeDriver
 from kiln.tests.runtime.test_cuda import CudaArray, Tensor, entry
 from kiln.tests.runtime.test_cuda import tree as cuda_tree
@@ -248,8 +258,8 @@ def test_bound_calls(ways: Ways) -> None:
             bound["python"](**wrong)
         assert str(c.value) == str(python.value)
     with pytest.raises(TypeError, match="multiple values"):
-        bound["c"](None, stream=None)
-    found, launches, _ = ways.both(lambda lib: of(lib)("x"))
+        bound["c"](*[None], **{"stream": None})
+    found, _, _ = ways.both(lambda lib: of(lib)("x"))
     assert "stream of type str" in found[1]
 
 
@@ -278,10 +288,15 @@ def test_everything_is_forgotten_under_a_running_call(ways: Ways) -> None:
     lib = ways.libs["c"]
     for _ in range(4):
         ways.both(lambda lib: lib.negate(X))
-    torch = sys.modules["torch"]
+    torch: Any = sys.modules["torch"]
     plain = torch.empty_like
     before = ways.by_c
-    torch.empty_like = Hooks.before_read = lambda *x: (lib.disable("nothing"), plain(*x) if x else None)[1]
+
+    def forgets(x: Any = None) -> Any:
+        lib.disable("nothing")
+        return None if x is None else plain(x)
+
+    torch.empty_like = Hooks.before_read = forgets
     for _ in range(4):
         assert described(lib.negate(X)) == described(X.new_empty((2, 32), "bfloat16"))
     Hooks.before_read = None
@@ -379,8 +394,14 @@ def test_it_can_be_switched_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         (("cpython", "linux", [".abi3.so", ".so"], __file__), None),
         (("pypy", "linux", [".so"], __file__), "pypy on linux; the extension is for CPython on Linux"),
-        (("cpython", "darwin", [".abi3.so"], __file__), "cpython on darwin; the extension is for CPython on Linux"),
-        (("cpython", "linux", [".cpython-314t-x86_64-linux-gnu.so", ".so"], __file__), "loads no abi3 modules"),
+        (
+            ("cpython", "darwin", [".abi3.so"], __file__),
+            "cpython on darwin; the extension is for CPython on Linux",
+        ),
+        (
+            ("cpython", "linux", [".cpython-314t-x86_64-linux-gnu.so", ".so"], __file__),
+            "loads no abi3 modules",
+        ),
         (("cpython", "linux", [".abi3.so"], "/nowhere/native-mips.so"), "there is no native-mips.so"),
     ],
 )
@@ -395,4 +416,4 @@ def test_a_broken_module_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fastcall, "module_path", lambda _: str(broken))
     found = fastcall.native.__wrapped__()
     assert found.module is None
-    assert found.why is not None and found.why.startswith("it cannot be loaded")
+    assert str(found.why).startswith("it cannot be loaded")
