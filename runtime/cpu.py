@@ -15,7 +15,6 @@ from kiln.runtime.device import Args, PlainLauncher
 from kiln.runtime.dtypes import DTYPES, numpy_dtype
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError, IntegrityError, KilnError, UnavailableError
-from kiln.runtime.packed import Packed
 from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.scratch import HostMemory, ScratchPolicy, ScratchPool, laid_out
@@ -23,6 +22,8 @@ from kiln.runtime.targets import cpu_count, cpu_features, cpu_target, missing_fe
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
+
+    from kiln.runtime.packed import Packed
 
 MIN_WORK = 1 << 17
 """Bytes of operands per thread below which starting it costs more than it saves."""
@@ -184,8 +185,10 @@ class CpuLauncher(PlainLauncher):
 
     def packed(
         self, order: Sequence[int], pointers: Sequence[int] | None, args: Args | None
-    ) -> Packed | None:
+    ) -> "Packed | None":
         """See Packs; calls that are split over threads are not."""
+        from kiln.runtime.packed import Packed
+
         recipe = self._recipe
         if self._chunks != 1 or self.scratch_bytes or (args is None and recipe.computed):
             return None
@@ -194,9 +197,9 @@ class CpuLauncher(PlainLauncher):
         return Packed(
             code=ctypes.cast(self._function, ctypes.c_void_p).value or 0,
             template=self._packed.pack(*[values[i] for i in self._order]),
-            addresses=b"" if pointers else Packed.patches((at[p], order[i]) for p, i in recipe.pointers),
-            scalars=b"" if args is not None else Packed.patches(
-                (at[p], i, ord(_FORMATS[recipe.dtypes[p]])) for p, i in recipe.args
+            addresses=Packed.patches((at[p], order[i]) for p, i in recipe.pointers if pointers is None),
+            scalars=Packed.patches(
+                (at[p], i, ord(_FORMATS[recipe.dtypes[p]])) for p, i in recipe.args if args is None
             ),
             integers=self._ints // 8,
             floats=self._floats // 8,

@@ -143,9 +143,9 @@ class CudaLauncher:
             config=struct.pack("=7I", *recipe.grid, *k.block, k.shared_bytes),
             attributes=_packed_attributes(k),
             template=struct.pack("=" + "".join(_FORMATS[d] for d in recipe.dtypes), *values),
-            addresses=b"" if pointers else Packed.patches((at, order[i]) for at, i in recipe.pointers),
-            scalars=b"" if args is not None else Packed.patches(
-                (at, i, ord(_FORMATS[recipe.dtypes[at]][0])) for at, i in recipe.args
+            addresses=Packed.patches((at, order[i]) for at, i in recipe.pointers if pointers is None),
+            scalars=Packed.patches(
+                (at, i, ord(_FORMATS[recipe.dtypes[at]][0])) for at, i in recipe.args if args is None
             ),
         )
 

@@ -8,7 +8,6 @@ only slower.
 
 import math
 import os
-import platform
 import struct
 import sys
 from collections.abc import Container, Sequence
@@ -49,10 +48,10 @@ def module_path(machine: str) -> str:
 @lru_cache(maxsize=1)
 def native() -> Native:
     """The extension, loaded at first need."""
-    why = why_not(sys.implementation.name, sys.platform, EXTENSION_SUFFIXES, module_path(platform.machine()))
+    why = why_not(sys.implementation.name, sys.platform, EXTENSION_SUFFIXES, module_path(os.uname().machine))
     if why is not None:
         return Native(None, why)
-    path = module_path(platform.machine())
+    path = module_path(os.uname().machine)
     try:
         spec = ModuleSpec(
             "kiln.runtime.native", ExtensionFileLoader("kiln.runtime.native", path), origin=path

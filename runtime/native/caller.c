@@ -25,6 +25,7 @@ static outcome find_stream(const entry *e, const call *c, const reading *r, uint
   return e->current ? array_stream(r->flat[e->example], e->ordinal, stream) : DONE;
 }
 
+/* By the arrays' own framework: to torch, what DLPack's allocator makes is foreign memory, which its streams know nothing of. */
 static outcome make_outputs(const entry *e, reading *r, uint64_t stream, int *made) {
   Py_ssize_t count = PyTuple_Size(e->makers);
   for (*made = 0; *made < count;) {

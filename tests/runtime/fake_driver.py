@@ -197,7 +197,6 @@ class FakeDriver:
         )
         return self._result("cuLaunchKernelEx", (function,))
 
-
     def _launched_by_c(self, config: Any, function: int, params: int, extra: int) -> int:
         """The same, as bindings would be called; parameters are kept, for C's are gone when this returns."""
         self.launched_by_c += 1
