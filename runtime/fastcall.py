@@ -128,7 +128,8 @@ class _Taught(Operation):
         if form is not None and key not in self._told:
             self._told.add(key)
             slots = _slots(form, len(operands) + len(named), [o.dtype for o in self.sig.scalars])
-            with suppress(OverflowError):  # more than C has room for
+            # More than C has room for, or names that are no plain strings: such forms stay Python's.
+            with suppress(OverflowError, TypeError):
                 self._add_form(len(operands), tuple(map(sys.intern, named)), slots, form.args)
 
     def _first(self, *operands: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:

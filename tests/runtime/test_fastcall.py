@@ -3,7 +3,10 @@ keeps nothing that it should not."""
 
 import ctypes
 import gc
+import os
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -305,6 +308,52 @@ def test_everything_is_forgotten_under_a_running_call(ways: Ways) -> None:
     for _ in range(4):
         assert lib.negate(X, out=OUT) is OUT
     assert ways.by_c > before
+
+
+def test_everything_is_forgotten_by_another_thread(tree: Path) -> None:
+    with kiln.load(tree, threads=1) as lib:
+        arrays = [np.full((3, 5), n, np.float32) for n in range(4)]
+        wrong: list[Any] = []
+        done = threading.Event()
+
+        def run(x: Any) -> None:
+            out = np.empty_like(x)
+            while not done.is_set():
+                for found in (lib.negate(x), lib.negate(x, out=out), lib.scale_add(x, x, alpha=-2.0)):
+                    if not np.array_equal(found, -x):
+                        wrong.append(found)
+
+        threads = [threading.Thread(target=run, args=(x,)) for x in arrays]
+        for t in threads:
+            t.start()
+        for _ in range(300):
+            lib.disable("nothing")
+            time.sleep(0.001)
+        done.set()
+        for t in threads:
+            t.join()
+        assert wrong == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_launches_nothing(ways: Ways) -> None:
+    lib, driver = ways.libs["c"], ways.drivers["c"]
+    bound = lib.negate.bind(X, out=OUT)
+    for _ in range(4):
+        lib.negate(X, out=OUT)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for call in (bound, lambda: lib.negate(X, out=OUT)):
+            try:
+                call()
+            except kiln.UnavailableError as e:
+                os.write(write, f"{e} {driver.launched_by_c}\n".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    said = os.read(read, 4096).decode().splitlines()
+    assert len(said) == 2
+    assert all("before the process was forked" in s and s.endswith(f" {ways.by_c}") for s in said)
 
 
 def test_layouts_are_bounded(ways: Ways) -> None:
