@@ -88,11 +88,9 @@ def _fast_type(module: Any) -> type[Operation]:
     )
 
 
-class _First(tuple[Any, ...]):
-    """The key of a layout that C reads and has not met before."""
-
-
-_FIRST = _First()
+class _First(tuple[int]):
+    """The key of a layout that C reads and has not met before: how often C had been told to forget when the call
+    began. What was decided before the last time is of the past."""
 
 
 class _Taught(Operation):
@@ -106,9 +104,13 @@ class _Taught(Operation):
 
         def _add_form(self, positional: int, names: Values, slots: Values, scalars: Values) -> None: ...
 
-        def _add_entry(self, operands: Values, named: dict[str, Any], program: Values | None) -> None: ...
+        def _add_entry(
+            self, operands: Values, named: dict[str, Any], program: Values | None, forgotten: int
+        ) -> None: ...
 
         def _forget(self) -> None: ...
+
+        def _forgotten(self) -> int: ...
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -134,6 +136,7 @@ class _Taught(Operation):
 
     def _first(self, *operands: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         """What C calls for a layout that it can read and does not know."""
+        key = _First((self._forgotten(),))
         form = self._forms.get(_form_key(operands, named))
         if form is None:
             return self._slow(*operands, out=out, stream=stream, **named)
@@ -141,17 +144,17 @@ class _Taught(Operation):
         arrays = values if form.take is None else form.take(values)
         if out is not None:
             arrays += out if type(out) is tuple else (out,)
-        return self._long(operands, named, out, stream, Miss(form, _FIRST, arrays))
+        return self._long(operands, named, out, stream, Miss(form, key, arrays))
 
     def keep(self, miss: Miss, operands: Values, named: dict[str, Any], out: Any, decision: Decision) -> None:
         """See ShortWay."""
         for x in miss.arrays:
             meet(self._module, x)
-        if miss.key is not _FIRST:
+        if not isinstance(miss.key, _First):
             super().keep(miss, operands, named, out, decision)
             return
         program = self._program(miss, self._places(miss, operands, named, out), decision)
-        self._add_entry(operands, named if out is None else {**named, "out": out}, program)
+        self._add_entry(operands, named if out is None else {**named, "out": out}, program, miss.key[0])
 
     def _program(self, miss: Miss, where: Given, decision: Decision) -> Values | None:
         launcher, count = decision.launcher, len(miss.arrays)

@@ -6,6 +6,7 @@ typedef struct {
   vector_call vector;
   form *forms[MAX_FORMS];
   int count;
+  int64_t forgotten; /* how often */
 } caller;
 
 PyObject *caller_type;
@@ -125,22 +126,31 @@ static PyObject *add_form(PyObject *object, PyObject *args) {
   return KEEP(Py_None);
 }
 
-/* add_entry(operands, named, program) */
-static PyObject *add_entry(PyObject *object, PyObject *args) {
-  call c;
+static outcome add(form *f, const call *c, PyObject *program) {
   reading r;
+  if (call_read(f, c, &r) != DONE) return UNKNOWN;
+  entry *e = entry_new(&r, program);
+  if (!e) return FAILED;
+  /* Another thread may have made the same call meanwhile. */
+  if (!form_find(f, &r.key) && form_add(f, e)) return DONE;
+  entry_release(e);
+  return PyErr_Occurred() ? FAILED : DONE;
+}
+
+/* add_entry(operands, named, program, forgotten): nothing where all was forgotten since the call began, which may have been
+ * decided before that. */
+static PyObject *add_entry(PyObject *object, PyObject *args) {
+  caller *self = (caller *)object;
+  call c;
+  int64_t forgotten;
   PyObject *operands = PyTuple_GetItem(args, 0), *named = PyTuple_GetItem(args, 1), *program = PyTuple_GetItem(args, 2);
-  if (!program) return NULL;
-  form *f = call_gather(&c, operands, named) == DONE ? form_of((caller *)object, &c) : NULL;
+  if (!program || !read_int(args, 3, &forgotten)) return NULL;
+  form *f = call_gather(&c, operands, named) == DONE && forgotten == self->forgotten ? form_of(self, &c) : NULL;
   if (!f) return KEEP(Py_None);
   f->users++;
-  entry *e = NULL;
-  int known = call_read(f, &c, &r) != DONE || form_find(f, &r.key);
-  int added = known || ((e = entry_new(&r, program)) && (form_find(f, &r.key) ? (entry_release(e), 1) : form_add(f, e)));
-  if (!added && e) entry_release(e);
+  outcome added = add(f, &c, program);
   form_release(f);
-  if (!added) return NULL;
-  return KEEP(Py_None);
+  return added == FAILED ? NULL : KEEP(Py_None);
 }
 
 static int caller_clear(PyObject *object) {
@@ -155,8 +165,15 @@ static int caller_clear(PyObject *object) {
 /* forget() */
 static PyObject *forget(PyObject *object, PyObject *none) {
   (void)none;
+  ((caller *)object)->forgotten++;
   caller_clear(object);
   return KEEP(Py_None);
+}
+
+/* forgotten() -> how often */
+static PyObject *times_forgotten(PyObject *object, PyObject *none) {
+  (void)none;
+  return PyLong_FromLongLong(((caller *)object)->forgotten);
 }
 
 static int caller_traverse(PyObject *object, visitproc visit, void *arg) {
@@ -181,6 +198,7 @@ static void caller_free(PyObject *object) {
 static PyMethodDef methods[] = {{"_add_form", add_form, METH_VARARGS, "Know a form of calls from now on."},
                                 {"_add_entry", add_entry, METH_VARARGS, "Know what calls like this one do."},
                                 {"_forget", forget, METH_NOARGS, "Know nothing."},
+                                {"_forgotten", times_forgotten, METH_NOARGS, "How often all was forgotten."},
                                 {NULL, NULL, 0, NULL}};
 static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(caller, vector), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot slots[] = {{Py_tp_new, (void *)caller_new},           {Py_tp_dealloc, (void *)caller_free},

@@ -310,6 +310,27 @@ def test_everything_is_forgotten_under_a_running_call(ways: Ways) -> None:
     assert ways.by_c > before
 
 
+def test_what_was_decided_before_a_name_was_disabled_is_not_learned(ways: Ways) -> None:
+    lib = ways.libs["c"]
+    torch: Any = sys.modules["torch"]
+    plain = torch.empty_like
+    lib.negate(Exchanged((5, 32)))
+
+    def disables(x: Any) -> Any:
+        # As another thread may, while this call is under way: decided, and not yet learned.
+        torch.empty_like = plain
+        lib.disable("aligned")
+        lib.negate(X)
+        return plain(x)
+
+    torch.empty_like = disables
+    lib.negate(X)
+    before = lib.stats()["negate"]
+    for _ in range(4):
+        lib.negate(X)
+    assert lib.stats()["negate"] == {**before, "plain": before["plain"] + 4}
+
+
 def test_everything_is_forgotten_by_another_thread(tree: Path) -> None:
     with kiln.load(tree, threads=1) as lib:
         arrays = [np.full((3, 5), n, np.float32) for n in range(4)]

@@ -66,6 +66,7 @@ def test_calls_under_the_sanitizers(tmp_path: Path, fault: bool) -> None:
         cwd=ROOT,
         env={
             "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
             "PYTHONPATH": os.pathsep.join([str(ROOT / ".typing"), *sys.path]),
             "LD_PRELOAD": runtime,
             # Objects that end are given back to the system's allocator, which sees who uses them afterwards.
