@@ -89,8 +89,8 @@ def _fast_type(module: Any) -> type[Operation]:
 
 
 class _First(tuple[int]):
-    """The key of a layout that C reads and has not met before: how often C had been told to forget when the call
-    began. What was decided before the last time is of the past."""
+    """The key of a layout that C reads and has not met before: how often C had been told to forget when the
+    call began. What was decided before the last time is of the past."""
 
 
 class _Taught(Operation):
