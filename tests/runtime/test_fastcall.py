@@ -365,7 +365,8 @@ def test_a_forked_child_launches_nothing(ways: Ways) -> None:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        for call in (bound, lambda: lib.negate(X, out=OUT)):
+        calls: list[Callable[[], Any]] = [bound, lambda: lib.negate(X, out=OUT)]
+        for call in calls:
             try:
                 call()
             except kiln.UnavailableError as e:
