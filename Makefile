@@ -1,6 +1,6 @@
 # Everything below needs Python >= 3.11 and make; `make env` brings the rest into .venv, pinned by hash.
 .DEFAULT_GOAL := help
-.PHONY: help env build test lint check clean lock
+.PHONY: help env build native test lint check clean lock
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
@@ -17,6 +17,7 @@ JOBS ?=
 help:
 	@echo "make env      the pinned toolchain and test tools in .venv (about 2.3 GB)"
 	@echo "make build    env, then the whole catalog for every target into aot_artifacts (incremental)"
+	@echo "make native   env, then the C extension of runtime/native for every machine (committed; needed after a change of it)"
 	@echo "make test     env, then the test suite"
 	@echo "make lint     env, then ruff and mypy"
 	@echo "make check    env, then kiln check: do sources, toolchain, manifests and artifacts agree"
@@ -38,6 +39,9 @@ $(EDITABLE): pyproject.toml $(STAMP)
 
 build: env
 	$(BIN)/kiln build --out aot_artifacts $(if $(JOBS),--jobs $(JOBS))
+
+native: env
+	$(BIN)/python -m kiln.tools.native
 
 test: env
 	$(BIN)/python -m pytest

@@ -23,11 +23,6 @@ class BoundCall:
         outputs: the arrays it writes, as the call would return them.
     """
 
-    __slots__ = (
-        "_calls", "_count", "_decision", "_device", "_given", "_operation", "_pointers", "_run", "_stream",
-        "_views", "_wanted", "outputs",
-    )  # fmt: skip
-
     def __init__(
         self,
         operation: "Operation",

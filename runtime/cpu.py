@@ -8,7 +8,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kiln.runtime.arrays import CPU, aligned_bytes, is_torch, torch_maker
 from kiln.runtime.device import Args, PlainLauncher
@@ -22,6 +22,8 @@ from kiln.runtime.targets import cpu_count, cpu_features, cpu_target, missing_fe
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
+
+    from kiln.runtime.packed import Packed
 
 MIN_WORK = 1 << 17
 """Bytes of operands per thread below which starting it costs more than it saves."""
@@ -183,6 +185,29 @@ class CpuLauncher(PlainLauncher):
         """
         self._run(self._recipe.fill(pointers, args, scratch, zeroed))
 
+    def packed(
+        self, order: Sequence[int], pointers: Sequence[int] | None, args: Args | None
+    ) -> "Packed | None":
+        """See Packs; calls that are split over threads are not."""
+        from kiln.runtime.packed import Packed
+
+        recipe = self._recipe
+        if self._chunks != 1 or self.scratch_bytes or self.zeroed_bytes or (args is None and recipe.computed):
+            return None
+        values = recipe.constants(pointers, args)
+        at = {parameter: i for i, parameter in enumerate(self._order)}
+        return Packed(
+            code=ctypes.cast(self._function, ctypes.c_void_p).value or 0,
+            template=self._packed.pack(*[values[i] for i in self._order]),
+            addresses=Packed.patches((at[p], order[i]) for p, i in recipe.pointers if pointers is None),
+            scalars=Packed.patches(
+                (at[p], i, ord(_FORMATS[recipe.dtypes[p]])) for p, i in recipe.args if args is None
+            ),
+            integers=self._ints // 8,
+            floats=self._floats // 8,
+            rows=recipe.grid[0],
+        )
+
     def _run(self, values: list[Any]) -> None:
         buffer = self._buffer()
         self._packed.pack_into(buffer, 0, *[values[i] for i in self._order])
@@ -191,7 +216,7 @@ class CpuLauncher(PlainLauncher):
         total = self._recipe.grid[0]
         code = self._call(where, 0, total) if self._chunks == 1 else self._split(where, total)
         if code:
-            self._refuse(code)
+            self.refuse(code)
 
     def _split(self, where: tuple[int, int, int], total: int) -> int:
         bounds = [total * i // self._chunks for i in range(self._chunks + 1)]
@@ -209,7 +234,13 @@ class CpuLauncher(PlainLauncher):
         code: int = self._function(*where, begin, end)
         return code
 
-    def _refuse(self, code: int) -> None:
+    def refuse(self, code: int) -> NoReturn:
+        """Raise what an entry's code other than 0 means.
+
+        Raises:
+            ContractError: a row holds an index out of range.
+            KilnError: no entry returns such a code.
+        """
         k = self._kernel
         if code < 0:
             raise KilnError(

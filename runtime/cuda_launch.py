@@ -12,11 +12,12 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kiln.runtime.device import Call, PlainCall, Route
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError
+from kiln.runtime.packed import Packed
 from kiln.runtime.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Args = tuple[int | float, ...]
 _FORMATS = {"ptr": "Q", "i32": "i4x", "i64": "q", "f32": "f4x", "f64": "d"}
+_COOPERATIVE, _CLUSTER, _SERIALIZATION = 2, 4, 6
+"""The driver's CUlaunchAttributeID."""
 _STREAMS = 64
 """Streams whose records a launcher keeps; a workload with more starts over."""
 
@@ -130,6 +133,38 @@ class CudaLauncher:
             _pack_address(buffer, where, zeroed + offset)
         record.args = args
 
+    def packed(
+        self, order: Sequence[int], pointers: Sequence[int] | None, args: Args | None
+    ) -> Packed | None:
+        """See Packs."""
+        address, recipe, k = self._device.driver.launch_address, self._recipe, self._kernel
+        if address is None or self.scratch_bytes or self.zeroed_bytes or self.empty or (args is None and recipe.computed):
+            return None
+        values = recipe.constants(pointers, args)
+        return Packed(
+            code=address,
+            function=int(self._function),
+            config=struct.pack("=7I", *recipe.grid, *k.block, k.shared_bytes),
+            attributes=_packed_attributes(k),
+            template=struct.pack("=" + "".join(_FORMATS[d] for d in recipe.dtypes), *values),
+            addresses=Packed.patches((at, order[i]) for at, i in recipe.pointers if pointers is None),
+            scalars=Packed.patches(
+                (at, i, ord(_FORMATS[recipe.dtypes[at]][0])) for at, i in recipe.args if args is None
+            ),
+        )
+
+    def refuse(self, status: int) -> NoReturn:
+        """Raise what a status other than success means.
+
+        Raises:
+            DriverError: always.
+        """
+        self._refuse(self._device.driver.module.CUresult(status))
+
+    def _refuse(self, status: Any) -> NoReturn:
+        k = self._kernel
+        self._device.driver.refuse(f"{k.op}.{k.variant}: cuLaunchKernelEx", status)
+
     def relaunch(self, record: Record, status: Any) -> None:
         """Try again in this device's context where another one, or none, was current; else refuse.
 
@@ -138,8 +173,7 @@ class CudaLauncher:
         if int(status) in (201, 400, 709):
             status = self._device.launch_in_context(record.config, self._function, record.address)
         if status:
-            k = self._kernel
-            self._device.driver.refuse(f"{k.op}.{k.variant}: cuLaunchKernelEx", status)
+            self._refuse(status)
 
     def _records(self, stream: int) -> list[Record]:
         if len(self._free) >= _STREAMS:
@@ -238,3 +272,11 @@ def _attributes(module: Any, k: Kernel) -> list[Any]:
         a.value.cooperative = 1
         attributes.append(a)
     return attributes
+
+
+def _packed_attributes(k: Kernel) -> bytes:
+    """The same as the driver's own records, CUlaunchAttribute[]."""
+    cluster = () if k.cluster == (1, 1, 1) else ((_CLUSTER, k.cluster),)
+    flags = (("pdl", _SERIALIZATION), ("cooperative", _COOPERATIVE))
+    values = (*cluster, *((number, (1, 0, 0)) for name, number in flags if k.launch.get(name)))
+    return b"".join(struct.pack("=I4x3I52x", number, *value) for number, value in values)

@@ -1,6 +1,8 @@
 """The CUDA driver with its results checked, and what its error codes mean for a user."""
 
-from typing import Any
+import ctypes
+import os
+from typing import Any, NoReturn
 
 from kiln.runtime.errors import ContextLostError, DriverError, UnavailableError
 
@@ -32,6 +34,7 @@ _HINTS = {
     900: "this is not allowed while a stream is being captured; prepare and seal the library first",
 }
 
+_PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"
 _LOST = frozenset({201, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
 """Codes after which nothing works in the context any more."""
 
@@ -44,6 +47,8 @@ class Driver:
         module: a stand-in for `cuda.bindings.driver`, in tests.
         """
         self.module = module if module is not None else _import_driver()
+        self.launch_address = _launch_address() if module is None else getattr(module, "launch_address", None)
+        """Where cuLaunchKernelEx is, for callers in C; None where only `module`'s own function will do."""
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a driver function; its results without the status: none, one value, or a tuple.
@@ -57,7 +62,7 @@ class Driver:
             self.refuse(name, status)
         return values[0] if len(values) == 1 else tuple(values) if values else None
 
-    def refuse(self, name: str, status: Any) -> None:
+    def refuse(self, name: str, status: Any) -> NoReturn:
         """Raise the error for a status other than success."""
         code = int(status)
         label = getattr(status, "name", str(code))
@@ -68,6 +73,17 @@ class Driver:
             code,
             label,
         )
+
+
+def _launch_address() -> int | None:
+    if os.environ.get(_PER_THREAD, "0") != "0":
+        # The bindings then launch on a default stream per thread, by functions of other names.
+        return None
+    try:
+        found = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+    return found
 
 
 def _import_driver() -> Any:

@@ -85,7 +85,8 @@ def _device(device: str | Device, threads: int | None, scratch: ScratchPolicy | 
 
 
 def read_disabled(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """The names in KILN_DISABLE: ops, variants, op.variant, tiers or ISA tiers that must not run."""
+    """The names in KILN_DISABLE: ops, variants, op.variant, tiers or ISA tiers that must not run; and
+    `native`, the C extension that answers calls which were made before."""
     return frozenset(filter(None, (n.strip() for n in environment.get("KILN_DISABLE", "").split(","))))
 
 
@@ -365,7 +366,11 @@ class _Host:
             candidates[c.op].append(c)
         for p in m.recipes:
             candidates[p.op].append(p)
-        return {name: Operation(name, sig, target, candidates[name], self) for name, sig in m.ops.items()}
+        # Imported, and the extension loaded, with the first library: it would add 2 ms to the import's 30.
+        from kiln.runtime.fastcall import operation_type
+
+        kind = operation_type(self.disabled)
+        return {name: kind(name, sig, target, candidates[name], self) for name, sig in m.ops.items()}
 
     @property
     def disabled(self) -> Mapping[str, str]:

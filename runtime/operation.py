@@ -70,6 +70,8 @@ class Host(Protocol):
 class Operation(ShortWay):
     """An op or recipe of a library; call it with operands by position or by name."""
 
+    _bound = BoundCall
+
     def __init__(
         self, name: str, sig: Signature, target: str, candidates: list[Kernel | Plan], host: Host
     ) -> None:
@@ -182,7 +184,7 @@ class Operation(ShortWay):
         Raises:
             ContractError, SelectionError: as a call.
         """
-        return BoundCall(self, *self._ready(operands, named, out, stream))
+        return self._bound(self, *self._ready(operands, named, out, stream))
 
     def reserve(
         self, *operands: Any, out: Any = None, stream: Any = None, threads: int = 1, **named: Any

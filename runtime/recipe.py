@@ -59,16 +59,23 @@ class Recipe:
         self, pointers: Sequence[int], args: tuple[int | float, ...], scratch: int = 0, zeroed: int = 0
     ) -> list[Any]:
         """The values of one launch, given the addresses of its blocks."""
-        values = self.template.copy()
-        for at, i in self.pointers:
-            values[at] = pointers[i]
-        for at, i in self.args:
-            values[at] = args[i]
-        for at, value in self.computed:
-            values[at] = value(args)
+        values = self.constants(pointers, args)
         for room, block in ((self.scratch, scratch), (self.zeroed, zeroed)):
             for at, offset in room.places:
                 values[at] = block + offset
+        return values
+
+    def constants(self, pointers: Sequence[int] | None, args: tuple[int | float, ...] | None) -> list[Any]:
+        """The values of launches with these addresses and scalars; 0 for what each brings itself."""
+        values = self.template.copy()
+        if pointers is not None:
+            for at, i in self.pointers:
+                values[at] = pointers[i]
+        if args is not None:
+            for at, i in self.args:
+                values[at] = args[i]
+            for at, value in self.computed:
+                values[at] = value(args)
         return values
 
 

@@ -240,9 +240,7 @@ class ShortWay(ABC):
 
     def _entry(self, miss: Miss, where: Given, decision: Decision, launcher: Launcher) -> Entry:
         count = len(miss.arrays)
-        made = {i: count + 1 + at for at, (i, _) in enumerate(decision.outputs)}
-        reads = [count if j is None else j for j in where.reads]
-        writes = [made.get(i, count) if j is None else j for i, j in enumerate(where.writes)]
+        reads, writes = self._flat(count, where, decision)
         example = next(j for j in where.reads if j is not None)
         array = miss.arrays[example]
         position = {t.name: i for i, t in enumerate(self.sig.tensors)}
@@ -258,6 +256,14 @@ class ShortWay(ABC):
             self.device.default_stream(array),
             _results([writes[position[n]] for n in self.sig.returns], count),
         )
+
+    @staticmethod
+    def _flat(count: int, where: Given, decision: Decision) -> tuple[list[int], list[int]]:
+        """Where the addresses read and those written are, among those of the `count` arrays given, 0, and
+        those of the arrays made."""
+        made = {i: count + 1 + at for at, (i, _) in enumerate(decision.outputs)}
+        reads = [count if j is None else j for j in where.reads]
+        return reads, [made.get(i, count) if j is None else j for i, j in enumerate(where.writes)]
 
     def _places(self, miss: Miss, operands: Values, named: dict[str, Any], out: Any) -> Given:
         """The call's arguments sorted, with the position of each array in place of it."""

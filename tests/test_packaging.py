@@ -106,7 +106,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         entry_points = archive.read("kernel_kiln-0.1.0.dist-info/entry_points.txt").decode()
-    kept = {"*.py", "*.j2", "*.h", "*.c", "*.cpp", "*.cmake", "*.in", "CMakeLists.txt"}
+    kept = {"*.py", "*.j2", "*.h", "*.c", "*.cpp", "*.cmake", "*.in", "CMakeLists.txt", "*.abi3.so"}
     code_files = {p for pattern in kept for layer in LAYERS[1:] for p in (source / layer).rglob(pattern)}
     expected = {f"kiln/{p.relative_to(source).as_posix()}" for p in code_files}
     artifacts = ("INDEX.json", "sm_00/MANIFEST.json", "sm_00/k.cubin", "sm_00/k.so")
@@ -116,7 +116,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-@pytest.mark.parametrize("target", ["env", "build", "test", "lint", "check", "clean", "lock"])
+@pytest.mark.parametrize("target", ["env", "build", "native", "test", "lint", "check", "clean", "lock"])
 def test_make_knows_its_targets(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

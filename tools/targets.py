@@ -1,4 +1,4 @@
-"""List targets: what each runs on, and what the tree holds for it."""
+"""List targets: what each runs on, and what the tree holds for it; and whether C answers calls here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from kiln.compiler.target import TARGETS
+from kiln.runtime.fastcall import native
 from kiln.runtime.manifest import Manifest
 from kiln.runtime.targets import CPU_TIERS, capability
 from kiln.tools.console import emit, size, table, width
@@ -27,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     tree = tree_or_none(args.tree)
     manifests = tree.manifests if tree else {}
     listed = [entry(name, manifests.get(name)) for name in dict.fromkeys([*target_names(), *manifests])]
-    emit(args, {"targets": listed}, lambda: _text(listed))
+    calls = {"native": native().module is not None, "why_not": native().why}
+    emit(args, {"targets": listed, "calls": calls}, lambda: f"{_text(listed)}\n{_calls(native().why)}")
     return 0
 
 
@@ -54,6 +56,12 @@ def _runs_on(name: str) -> str:
     if suffix == "a":
         return f"compute capability {major}.{minor} only"
     return f"compute capability {major}.{minor} and later {major}.x"
+
+
+def _calls(why_not: str | None) -> str:
+    if why_not is None:
+        return "calls from Python: layouts that were met before are answered in C (runtime/native)"
+    return f"calls from Python: answered in Python, without the extension runtime/native: {why_not}"
 
 
 def _text(listed: list[dict[str, Any]]) -> str:

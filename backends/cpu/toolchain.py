@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from functools import lru_cache
 from multiprocessing import util
 from pathlib import Path
@@ -55,14 +56,18 @@ def _environment() -> dict[str, str]:
     return {"PATH": os.defpath, "LC_ALL": "C", "TMPDIR": str(private_folder()), **folders}
 
 
-def run_compiler(source: str, triple: str, cpu: str, *options: str, name: str = "kernel") -> bytes:
-    """What the compiler makes of `source` with these options.
+def run_compiler(
+    source: str | Mapping[str, str], triple: str, cpu: str, *options: str, name: str = "kernel"
+) -> bytes:
+    """What the compiler makes of `source`, or of several files by name, with these options.
 
     Raises:
         BuildError: the compiler refused; the message has its first words.
     """
     with tempfile.TemporaryDirectory(prefix="job-", dir=private_folder()) as folder:
-        Path(folder, "kernel.c").write_text(source, encoding="utf-8")
+        files = {"kernel.c": source} if isinstance(source, str) else source
+        for file, text in files.items():
+            Path(folder, file).write_text(text, encoding="utf-8")
         command = [
             str(compiler()),
             "cc",
@@ -70,7 +75,7 @@ def run_compiler(source: str, triple: str, cpu: str, *options: str, name: str = 
             triple,
             f"-mcpu={cpu}",
             *options,
-            "kernel.c",
+            *sorted(f for f in files if f.endswith(".c")),
             "-o",
             "kernel.out",
         ]

@@ -4,7 +4,7 @@ import ctypes
 import itertools
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 
 class CUresult(IntEnum):
@@ -28,13 +28,36 @@ class CUresult(IntEnum):
 
 
 class Function(tuple[Any, ...]):
-    """A function handle; `context` is the one it was loaded in."""
+    """A function handle; `context` is the one it was loaded in. As a number, it is its own address."""
 
     context: int
+
+    def __int__(self) -> int:
+        return id(self)
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_: ClassVar[list[tuple[str, Any]]] = [
+        *((f"{part}Dim{axis}", ctypes.c_uint32) for part in ("grid", "block") for axis in "XYZ"),
+        ("sharedMemBytes", ctypes.c_uint32),
+        ("hStream", ctypes.c_uint64),
+        ("attrs", ctypes.c_uint64),
+        ("numAttrs", ctypes.c_uint32),
+    ]
+
+
+Launch = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(Config), ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64
+)
+"""cuLaunchKernelEx, for callers in C."""
 
 
 class FakeDriver:
     """One or more devices of one compute capability."""
+
+    CUresult = CUresult
 
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75,
@@ -61,6 +84,11 @@ class FakeDriver:
         self.launches: list[dict[str, Any]] = []
         self.allocated: dict[int, int] = {}
         self._addresses = itertools.count(0x7F0000000000, 1 << 20)
+        self._functions: dict[int, Function] = {}
+        self._entry = Launch(self._launched_by_c)
+        self.launch_address = ctypes.cast(self._entry, ctypes.c_void_p).value
+        """Where callers in C find cuLaunchKernelEx."""
+        self.launched_by_c = 0
 
     @staticmethod
     def CUlaunchConfig() -> Any:
@@ -126,6 +154,7 @@ class FakeDriver:
     def cuModuleGetFunction(self, module: Any, name: bytes) -> Any:
         function = Function(("function", name))
         function.context = self.stack[-1]
+        self._functions[id(function)] = function
         return self._result("cuModuleGetFunction", (module, name), function)
 
     def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> Any:
@@ -167,6 +196,39 @@ class FakeDriver:
             {"config": SimpleNamespace(**vars(config)), "function": function, "params": params}
         )
         return self._result("cuLaunchKernelEx", (function,))
+
+    def _launched_by_c(self, config: Any, function: int, params: int, extra: int) -> int:
+        """The same, as bindings would be called; parameters are kept, for C's are gone when this returns."""
+        self.launched_by_c += 1
+        c = config.contents
+        fields = {name: getattr(c, name) for name, _ in Config._fields_}
+        fields["attrs"] = [_attribute(c.attrs + 72 * i) for i in range(c.numAttrs)]
+        count = len(self.launches)
+        found = self.cuLaunchKernelEx(SimpleNamespace(**fields), self._functions[function], 0, extra)
+        if len(self.launches) > count:
+            kept = _copied(params)
+            self.launches[-1] |= {"params": ctypes.addressof(kept), "kept": kept}
+        return int(found[0])
+
+
+def _copied(table: int) -> Any:
+    """Parameters like those of a table that ends with 0."""
+    addresses = list(itertools.takewhile(bool, map(_word, itertools.count(table, 8))))
+    kept = (ctypes.c_uint64 * (2 * len(addresses)))()
+    for i, address in enumerate(addresses):
+        kept[len(addresses) + i] = _word(address)
+        kept[i] = ctypes.addressof(kept) + 8 * (len(addresses) + i)
+    return kept
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _attribute(address: int) -> Any:
+    """A launch attribute as the bindings show it."""
+    number, _, x, y, z = (ctypes.c_uint32 * 5).from_address(address)
+    return SimpleNamespace(id=number, value=SimpleNamespace(clusterDim=SimpleNamespace(x=x, y=y, z=z)))
 
 
 def read_params(address: int, formats: str) -> list[Any]:

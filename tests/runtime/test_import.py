@@ -64,6 +64,13 @@ def test_import_is_quick() -> None:
     assert min(float(python(code)) for _ in range(5)) < 0.06
 
 
+def test_the_extension_waits_for_a_library() -> None:
+    code = "import sys, kiln.runtime; print([n for n in sys.modules if 'fastcall' in n or 'native' in n])"
+    assert python(code) == "[]\n"
+    loaded = code.replace("; print", f"; kiln.runtime.load({str(ROOT / 'aot_artifacts')!r}); print")
+    assert python(loaded) == "['kiln.runtime.fastcall', 'kiln.runtime.native']\n"
+
+
 def test_one_environment_variable() -> None:
     sources = [p.read_text(encoding="utf-8") for p in (ROOT / "runtime").glob("*.py")]
     named = [

@@ -60,7 +60,7 @@ def without_rows(lib: kiln.Library, named: dict[str, Any]) -> dict[str, Any] | N
 
 
 @pytest.fixture(scope="module")
-def shipped() -> tuple[kiln.Library, FakeDriver, dict[str, Case]]:
+def shipped(way: str) -> tuple[kiln.Library, FakeDriver, dict[str, Case]]:
     """The committed tree, sealed after every kernel was prepared and every call's scratch reserved; from then
     on the driver may only launch."""
     driver = FakeDriver()

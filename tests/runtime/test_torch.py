@@ -24,7 +24,7 @@ _serial = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def lib() -> Iterator[kiln.Library]:
+def lib(way: str) -> Iterator[kiln.Library]:
     with kiln.load(TREE) as library:
         yield library
 

@@ -15,7 +15,7 @@ SHIPPED = Path(__file__).resolve().parents[2] / "aot_artifacts"
 
 
 @pytest.fixture(scope="module")
-def lib() -> Iterator[kiln.Library]:
+def lib(way: str) -> Iterator[kiln.Library]:
     """The committed tree on this CPU."""
     with kiln.load(SHIPPED) as library:
         yield library

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kiln.compiler.target import TARGETS
+from kiln.runtime.fastcall import Native
 from kiln.tests.tools.conftest import Run, RunJson
+from kiln.tools import targets
 
 
 def test_every_target_and_what_the_tree_has(kiln_json: RunJson, tree: Path) -> None:
@@ -35,3 +39,16 @@ def test_without_a_tree_of_that_name(kiln: Run, tmp_path: Path) -> None:
     code, out, err = kiln("targets", "--tree", tmp_path)
     assert (code, out) == (2, "")
     assert "no artifact tree" in err
+
+
+def test_who_answers_calls_here(
+    kiln: Run, kiln_json: RunJson, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kiln_json("targets", "--tree", tree)[1]["calls"] == {"native": True, "why_not": None}
+    assert "layouts that were met before are answered in C" in kiln("targets", "--tree", tree)[1]
+    monkeypatch.setattr(targets, "native", lambda: Native(None, "there is no native-x.so"))
+    assert kiln_json("targets", "--tree", tree)[1]["calls"] == {
+        "native": False,
+        "why_not": "there is no native-x.so",
+    }
+    assert "answered in Python, without the extension" in kiln("targets", "--tree", tree)[1]
