@@ -186,7 +186,14 @@ def _cuda_interface(x: Any) -> View:
     steps = contiguous(shape) if strides is None else _in_elements(tuple(strides), dtype.itemsize)
     ptr, readonly = face["data"]
     where = getattr(getattr(x, "device", None), "id", ANY_CUDA)
-    return View(ptr or 0, shape, steps, name, where if type(where) is int else ANY_CUDA, readonly, x)
+    where = where if type(where) is int else ANY_CUDA
+    return View(ptr or 0, shape, steps, name, where, readonly or immutable(x), x)
+
+
+def immutable(x: Any) -> bool:
+    """Whether an array is JAX's, which never change: others may share their memory, and its exports do not
+    say that it is read-only."""
+    return type(x).__module__.partition(".")[0] == "jaxlib"
 
 
 def _dlpack(x: Any) -> View:

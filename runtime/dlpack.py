@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any, ClassVar
 
-from kiln.runtime.arrays import CPU, View, contiguous
+from kiln.runtime.arrays import CPU, View, contiguous, immutable
 from kiln.runtime.errors import ContractError
 
 
@@ -82,6 +82,7 @@ def read_capsule(x: Any) -> View:
     shape = tuple(t.shape[: t.ndim])
     strides = tuple(t.strides[: t.ndim]) if t.strides else contiguous(shape)
     where = ordinal if kind in _CUDA_KINDS else CPU
+    readonly = readonly or immutable(x)
     return View((t.data or 0) + t.byte_offset, shape, strides, dtype, int(where), readonly, (x, capsule))
 
 

@@ -23,7 +23,7 @@ from kiln.runtime.plan import Attrs, Place, PlanLauncher, Views
 from kiln.runtime.provided import CountingLauncher, ProviderLauncher
 from kiln.runtime.providers import Provider, Providers
 from kiln.runtime.recipe import make_recipe, shape_args
-from kiln.runtime.scratch import Block
+from kiln.runtime.scratch import ABSENT, Block, BlockPool
 from kiln.runtime.select import (
     Asked,
     Candidate,
@@ -135,33 +135,45 @@ class Operation(ShortWay):
         launcher = decision.launcher
         if launcher is None:
             return
-        if launcher.scratch_bytes:
-            block = self.scratch(decision, handle)
+        if launcher.scratch_bytes or launcher.zeroed_bytes:
+            scratch, zeroed = self.blocks(decision, launcher, handle)
             try:
-                launcher.run(pointers, args, handle, block.address)
+                launcher.run(pointers, args, handle, scratch.address, zeroed.address)
             finally:
-                self.device.scratch.put(block)
+                self.device.scratch.end(scratch, zeroed)
         else:
             launcher.run(pointers, args, handle)
         decision.count[0] += 1
 
-    def scratch(self, decision: Decision, stream: int) -> Block:
-        """A block of the stream's scratch for one launch.
+    def blocks(self, decision: Decision, launcher: Launcher, stream: int) -> tuple[Block, Block]:
+        """Blocks of the stream's scratch for one launch, of arbitrary content and all zeros, ABSENT where it
+        needs none; to be given to `ScratchPool.end`.
 
         Raises:
             UnavailableError: it would have to grow on a sealed library or while the stream is captured.
             DriverError: there is no more memory.
         """
-        size = 0 if decision.launcher is None else decision.launcher.scratch_bytes
-        block = self.device.scratch.take(size, stream)
-        if block is not None:
-            return block
+        pool = self.device.scratch
+        scratch = zeroed = ABSENT
+        size = launcher.scratch_bytes
+        if size:
+            scratch = pool.take(size, stream) or self._grown(pool, size, decision, stream)
+        size = launcher.zeroed_bytes
+        if size:
+            try:
+                zeroed = pool.zeroed.take(size, stream) or self._grown(pool.zeroed, size, decision, stream)
+            except BaseException:
+                pool.end(scratch, ABSENT)
+                raise
+        return scratch, zeroed
+
+    def _grown(self, pool: BlockPool, size: int, decision: Decision, stream: int) -> Block:
         if self._host.sealed:
             raise UnavailableError(
-                f"{decision.label} needs {size} bytes of scratch on this stream and the library is sealed; "
-                "reserve() the call on the stream before sealing."
+                f"{decision.label} needs {size} bytes of {pool.kind} on this stream and the library is "
+                "sealed; reserve() the call on the stream before sealing."
             )
-        return self.device.scratch.grow(size, stream, decision.label)
+        return pool.grow(size, stream, decision.label)
 
     def bind(self, *operands: Any, out: Any = None, stream: Any = None, **named: Any) -> BoundCall:
         """A call that is checked now and launched later, again and again. Arguments as for a call; outputs
@@ -183,7 +195,8 @@ class Operation(ShortWay):
             threads: how many will make such calls on this stream at once.
 
         Returns:
-            Bytes of scratch of the call, whether or not its providers decline it.
+            Bytes of scratch of the call, whether or not its providers decline it; without zeroed scratch,
+            which is reserved too (`BoundCall.zeroed_bytes` tells how much).
 
         Raises:
             ContractError, SelectionError: as a call.
@@ -194,9 +207,11 @@ class Operation(ShortWay):
         reads, writes = self._views(given)
         handle = self.device.stream(stream, _example(given))
         decision = self._decide(reads, writes, given.scalars, given.attrs, wanted, None)
-        sizes = decision.blocks(given.scalars)
-        size = max(sizes, default=0)
-        self.device.scratch.reserve(size, handle, decision.label, threads * len(sizes))
+        sizes = decision.blocks(given.scalars, "scratch_bytes")
+        zeroed = decision.blocks(given.scalars, "zeroed_bytes")
+        size, pool = max(sizes, default=0), self.device.scratch
+        pool.reserve(size, handle, decision.label, threads * len(sizes))
+        pool.zeroed.reserve(max(zeroed, default=0), handle, decision.label, threads * len(zeroed))
         return size
 
     def explain(

@@ -24,7 +24,7 @@ from kiln.compiler.target import TARGETS
 from kiln.ir.spec import Op, Ship
 
 RUNNER = "kiln.backends.cuda.compile:run"
-GENERATOR = ("triton_emitter.py", "prelude.py", "contract.py", "schedule.py", "compile.py")
+GENERATOR = ("triton_emitter.py", "prelude.py", "contract.py", "schedule.py", "compile.py", "hidden.py")
 
 
 @lru_cache(maxsize=1)
@@ -112,7 +112,7 @@ class CudaBackend:
         payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}
         contents = {**payload, "catalogs": (), "target": target, "row": repr(row)}
         module = row.kernel.partition(":")[0]
-        sources = (*module_closure(module), *_own_files(("compile.py", "primitive.py")))
+        sources = (*module_closure(module), *_own_files(("compile.py", "hidden.py", "primitive.py")))
         return Job(target, row.op, row.variant, inputs_digest(sources, contents, tools), RUNNER, payload)
 
 

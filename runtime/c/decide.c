@@ -17,14 +17,14 @@ void *kiln_append(decision *d, void **items, uint32_t *count, uint32_t *room, si
   return (char *)*items + (*count)++ * size;
 }
 
-kiln_code kiln_add_temp(decision *d, const char *op, size_t bytes, uint32_t *at, kiln_error *error) {
-  size_t *offset = kiln_append(d, (void **)&d->temps, &d->temp_count, &d->temp_room, sizeof *offset);
-  if (offset == NULL) return kiln_work_failed(&d->memory, op, error);
+kiln_code kiln_add_temp(decision *d, const char *op, size_t bytes, bool zeroed, size_t *end, uint32_t *at, kiln_error *error) {
+  temp_place *place = kiln_append(d, (void **)&d->temps, &d->temp_count, &d->temp_room, sizeof *place);
+  if (place == NULL) return kiln_work_failed(&d->memory, op, error);
   *at = d->operands + d->temp_count - 1;
-  *offset = d->scratch;
+  *place = (temp_place){*end, zeroed};
   size_t rounded = (bytes + SCRATCH_ALIGN - 1) / SCRATCH_ALIGN * SCRATCH_ALIGN;
-  d->scratch += rounded ? rounded : SCRATCH_ALIGN;
-  if (d->scratch < SIZE_MAX / 4) return KILN_OK;
+  *end += rounded ? rounded : SCRATCH_ALIGN;
+  if (*end < SIZE_MAX / 4) return KILN_OK;
   return kiln_fail(error, KILN_CONTRACT, "%s: this call needs more scratch than there are addresses; split it.", op);
 }
 
@@ -62,7 +62,7 @@ static kiln_code build_plan(building *m, const kiln_op *op, const manifest_plan 
   kiln_code code = kiln_plan_frame(op, plan, b, reads, writes, args, d->operands + d->temp_count, m->w, &f, m->error);
   uint32_t at;
   for (uint32_t i = 0; i < plan->temp_count && code == KILN_OK; i++)
-    code = kiln_add_temp(d, op->sig->name, f.temp_bytes[i], &at, m->error);
+    code = kiln_add_temp(d, op->sig->name, f.temp_bytes[i], false, &d->scratch, &at, m->error);
   wanted before = m->asked;
   m->asked = (wanted){.isa = before.isa, .fast = before.fast};
   for (uint32_t i = 0; i < plan->step_count && code == KILN_OK; i++) code = build_step(m, op, &f, &plan->steps[i], args, args_at);
@@ -182,7 +182,7 @@ static uint64_t hash_of(const uint64_t *key, uint32_t words) {
 
 /* ---- the table ---- */
 
-static bool is_key(const decision *d, uint64_t hash, const uint64_t *key, uint32_t words) {
+bool kiln_is_key(const decision *d, uint64_t hash, const uint64_t *key, uint32_t words) {
   return d->hash == hash && d->key_words == words && memcmp(d->key, key, words * sizeof *key) == 0;
 }
 
@@ -191,7 +191,7 @@ static decision *look_up(decision *_Atomic *table, uint64_t hash, const uint64_t
   for (uint32_t i = (uint32_t)hash % DECISIONS;; i = (i + 1) % DECISIONS) {
     decision *found = atomic_load_explicit(&table[i], memory_order_acquire);
     *slot = i;
-    if (found == NULL || is_key(found, hash, key, words)) return found;
+    if (found == NULL || kiln_is_key(found, hash, key, words)) return found;
   }
 }
 
@@ -260,7 +260,8 @@ static kiln_code remember(kiln_op *op, const operands *o, const wanted *asked, u
 }
 
 kiln_code kiln_decide(const kiln_op *op, const operands *o, const wanted *asked, work *w, decision *local, const decision **out,
-                      kiln_error *error) {
+                      void **held, kiln_error *error) {
+  *held = NULL;
   bool sealed = atomic_load_explicit(&op->library->sealed, memory_order_acquire);
   uint32_t words, slot;
   if (asked->tier == NULL && asked->variant == NULL && asked->isa == NULL) {
@@ -274,6 +275,9 @@ kiln_code kiln_decide(const kiln_op *op, const operands *o, const wanted *asked,
       return KILN_OK;
     }
     if (!sealed && has_room((kiln_op *)op)) return remember((kiln_op *)op, o, asked, hash, key, words, w, out, error);
+    sealed_table *kept = atomic_load_explicit(&op->library->sealed_table, memory_order_acquire);
+    if (kept != NULL) *out = kiln_sealed_decide(kept, op, o, asked, hash, key, words, w, held);
+    if (*held != NULL) return KILN_OK;
   }
   /* Half of what is left of the caller's stack is the decision's. */
   char *middle = w->at + (w->end - w->at) / 2 / 16 * 16;

@@ -280,6 +280,7 @@ void kiln_release(kiln_library *library) {
     free(list);
     list = older;
   }
+  kiln_sealed_free(atomic_load(&library->sealed_table));
   if (!kiln_is_forked(library)) pthread_mutex_destroy(&library->lock);
   if (library->alive != NULL) munmap(library->alive, (size_t)sysconf(_SC_PAGESIZE));
   free(library->packs);

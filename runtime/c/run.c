@@ -83,13 +83,15 @@ static kiln_code run_tree(const kiln_op *op, request *r, kiln_stream stream, kil
   const decision *d;
   prepared_call p;
   context *c;
-  kiln_code code = kiln_decide(op, &r->given, &r->asked, &r->w, &local, &d, error);
+  void *held;
+  kiln_code code = kiln_decide(op, &r->given, &r->asked, &r->w, &local, &d, &held, error);
   if (code == KILN_OK) code = missing_output(op, d->bound, error);
   if (code == KILN_OK && d->candidate != NULL) {
     code = kiln_current_context(op->library, &c, error);
     if (code == KILN_OK) code = kiln_prepare_call(op, d, &r->given, c, stream, &r->w, &p, error);
     if (code == KILN_OK) code = kiln_go(&p, stream, error);
   }
+  kiln_sealed_done(held);
   kiln_work_free(&local.memory);
   return code;
 }
@@ -231,6 +233,9 @@ kiln_code kiln_prepare(kiln_library *library, const char *const *names, size_t c
 
 void kiln_seal(kiln_library *library) {
   if (library->pool != NULL) kiln_pool_start(library->pool);
+  pthread_mutex_lock(&library->lock);
+  if (atomic_load(&library->sealed_table) == NULL) atomic_store(&library->sealed_table, kiln_sealed_new());
+  pthread_mutex_unlock(&library->lock);
   atomic_store_explicit(&library->sealed, true, memory_order_release);
 }
 

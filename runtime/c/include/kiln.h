@@ -131,6 +131,11 @@ KILN_API kiln_tensor kiln_dense(void *data, kiln_dtype dtype, int32_t device, in
 
 /* ---- libraries ---- */
 
+/* An Ed25519 verifier of the caller's, such as its vetted crypto library's: 1 if `signature` is that of the message by the holder of
+ * the key, anything else refuses the tree. Any thread that opens or verifies a tree may call it. */
+typedef int kiln_ed25519_fn(void *user, const uint8_t *message, size_t bytes, const uint8_t signature[64],
+                            const uint8_t public_key[32]);
+
 /* A tree and what it must be. */
 typedef struct {
   const char *path;           /* the folder of a built tree, or NULL for `archive` */
@@ -139,6 +144,8 @@ typedef struct {
   const char *expect;         /* "sha256:<hex>", the digest of INDEX.json that `kiln build` printed; NULL: any */
   const uint8_t *public_key;  /* 32 bytes: INDEX.json.sig must be this Ed25519 key's signature of INDEX.json; NULL: not checked */
   int64_t minimum_generation; /* an older tree is refused: it was rolled back */
+  kiln_ed25519_fn *ed25519;   /* asked in place of the built-in verifier; NULL: that one */
+  void *ed25519_user;
 } kiln_root;
 
 typedef struct {
@@ -155,6 +162,8 @@ typedef struct {
   const char *driver_path;      /* libcuda.so.1 by default */
   int32_t poison_scratch;       /* not 0: scratch is filled with 0xff before each use (not while a stream is captured) */
   int32_t scratch_per_call;     /* not 0: no pool; scratch is allocated and freed at each call, in stream order */
+  kiln_ed25519_fn *ed25519;     /* of `root` */
+  void *ed25519_user;
 } kiln_options;
 
 /* The version of the library that is running: KILN_VERSION of its own build. */
@@ -219,6 +228,7 @@ KILN_API kiln_code kiln_launch(kiln_call *call, kiln_stream stream, kiln_error *
 KILN_API kiln_code kiln_rebind(kiln_call *call, const kiln_argument *changed, size_t count, kiln_error *error);
 KILN_API const char *kiln_call_variant(const kiln_call *call); /* "" for a call without rows */
 KILN_API size_t kiln_scratch_bytes(const kiln_call *call);     /* that a launch needs */
+KILN_API size_t kiln_zeroed_bytes(const kiln_call *call);      /* the same of scratch that is all zeros between launches */
 KILN_API void kiln_call_free(kiln_call *call);                 /* NULL is fine */
 
 /* ---- production ---- */
@@ -227,13 +237,24 @@ KILN_API void kiln_call_free(kiln_call *call);                 /* NULL is fine *
  * context; `*loaded`, if not NULL, is their number. */
 KILN_API kiln_code kiln_prepare(kiln_library *library, const char *const *names, size_t count, uint32_t *loaded, kiln_error *error);
 /* From now on no call loads, allocates, locks, asks the device or reads a file: one that would need it is KILN_UNAVAILABLE and
- * names the op. New shapes are fine. Exceptions: CPU threads are woken, and composite plans on one stream from several threads
- * take turns. */
+ * names the op. New shapes are fine: 4 MiB are taken now to remember some. Exceptions: CPU threads are woken, and composite plans
+ * on one stream from several threads take turns. */
 KILN_API void kiln_seal(kiln_library *library);
 /* Scratch of a stream: a buffer of the caller's on the device, or, where `buffer` is NULL, the library's own, grown to `bytes`
  * now. Never freed while a graph may use it: only kiln_close gives it back. On the CPU `stream` is NULL, `buffer` must be NULL,
  * and one block is added for one more call at a time. */
 KILN_API kiln_code kiln_set_scratch(kiln_library *library, kiln_stream stream, void *buffer, size_t bytes, kiln_error *error);
+/* The same for scratch that kernels find all zeros and leave so, the largest kiln_zeroed_bytes of it: the library's own is filled
+ * with zeros when it is allocated. The caller fills a buffer of its own with zeros once, before the first launch; nothing but
+ * launches on this stream may write it. */
+KILN_API kiln_code kiln_set_zeroed_scratch(kiln_library *library, kiln_stream stream, void *buffer, size_t bytes, kiln_error *error);
+/* Waits for a stream of the current context and gives back its scratch of both kinds: before it is destroyed, and after a kernel
+ * was aborted, which may leave zeroed scratch dirty. No graph may use it any more; buffers of the caller's are the caller's again.
+ * The next call gets new memory, or, of a sealed library, what is set for it. On the CPU `stream` is NULL, and calls are waited for. */
+KILN_API kiln_code kiln_release_scratch(kiln_library *library, kiln_stream stream, kiln_error *error);
+/* The library's own scratch: blocks and bytes that it holds, calls that found what they needed, blocks allocated, poison fills. */
+typedef struct { uint64_t blocks, bytes, hits, growths, fills; } kiln_scratch_counters;
+KILN_API void kiln_scratch_stats(const kiln_library *library, int32_t zeroed, kiln_scratch_counters *out); /* zeroed: which kind */
 /* Forbids (or allows again) a name as KILN_DISABLE would. Bound calls and captured graphs keep what they have. */
 KILN_API kiln_code kiln_disable(kiln_library *library, const char *name, int32_t disabled, kiln_error *error);
 /* Runs per op and variant (or provider), those of plans' steps included, and calls that a provider declined; in order, zeros left

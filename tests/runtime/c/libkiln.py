@@ -27,6 +27,8 @@ from kiln.runtime.errors import (
 )
 from kiln.runtime.manifest import parse_manifest
 from kiln.runtime.select import Explanation, Verdict
+from kiln.tests.runtime.c.options import Options
+from kiln.tests.runtime.c.scratch import Scratch
 
 SOURCES = Path(__file__).parents[3] / "runtime" / "c"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror")
@@ -68,38 +70,6 @@ class Argument(ctypes.Structure):
 
 
 TENSOR, NUMBER, INTEGER, BOOL, TEXT, WRITTEN = range(1, 7)
-
-
-class Root(ctypes.Structure):
-    """kiln_root"""
-
-    _fields_ = (
-        ("path", ctypes.c_char_p),
-        ("archive", ctypes.c_char_p),
-        ("archive_bytes", ctypes.c_size_t),
-        ("expect", ctypes.c_char_p),
-        ("public_key", ctypes.c_char_p),
-        ("minimum_generation", ctypes.c_int64),
-    )
-
-
-class Options(ctypes.Structure):
-    """kiln_options"""
-
-    _fields_ = (
-        ("root", ctypes.c_char_p),
-        ("roots", ctypes.POINTER(Root)),
-        ("root_count", ctypes.c_size_t),
-        ("device", ctypes.c_char_p),
-        ("expect", ctypes.c_char_p),
-        ("public_key", ctypes.c_char_p),
-        ("minimum_generation", ctypes.c_int64),
-        ("threads", ctypes.c_int32),
-        ("disable", ctypes.c_char_p),
-        ("driver_path", ctypes.c_char_p),
-        ("poison_scratch", ctypes.c_int32),
-        ("scratch_per_call", ctypes.c_int32),
-    )
 
 
 class Choice(ctypes.Structure):
@@ -226,6 +196,10 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "kiln_rebind": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
     "kiln_disable": (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p),
     "kiln_set_scratch": (ctypes.c_int, *(ctypes.c_void_p,) * 3, ctypes.c_size_t, ctypes.c_void_p),
+    "kiln_set_zeroed_scratch": (ctypes.c_int, *(ctypes.c_void_p,) * 3, ctypes.c_size_t, ctypes.c_void_p),
+    "kiln_release_scratch": (ctypes.c_int, *(ctypes.c_void_p,) * 3),
+    "kiln_scratch_stats": (None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p),
+    "kiln_zeroed_bytes": (ctypes.c_size_t, ctypes.c_void_p),
     "kiln_register_provider": (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, *(ctypes.c_void_p,) * 2),
     "kiln_prepare": (ctypes.c_int, *(ctypes.c_void_p,) * 2, ctypes.c_size_t, *(ctypes.c_void_p,) * 2),
     "kiln_selftest": (ctypes.c_int, ctypes.c_void_p, SelftestSeen, *(ctypes.c_void_p,) * 3),
@@ -382,6 +356,17 @@ class Library:
 
         self.c.kiln_stats(self.handle, StatsSeen(seen), None)
         return found
+
+    @property
+    def scratch(self) -> Scratch:
+        """As in the Python runtime."""
+        return Scratch(self)
+
+    def set_scratch(self, buffer: View | int, stream: int | None = None, *, zeroed: bool = False) -> None:
+        """As in the Python runtime; in place of a buffer, how much the library's own must have."""
+        name = "kiln_set_zeroed_scratch" if zeroed else "kiln_set_scratch"
+        given = (None, buffer) if isinstance(buffer, int) else (buffer.ptr, buffer.shape[0])
+        self.call(name, self.handle, stream, *given)
 
     def disable(self, name: str, disabled: bool = True) -> None:
         """kiln_disable"""
@@ -552,6 +537,11 @@ class Call:
     def scratch_bytes(self) -> int:
         """Scratch of a launch."""
         return int(self.owner.c.kiln_scratch_bytes(self.handle))
+
+    @property
+    def zeroed_bytes(self) -> int:
+        """Zeroed scratch of a launch."""
+        return int(self.owner.c.kiln_zeroed_bytes(self.handle))
 
     def launch(self, stream: int | None = None) -> None:
         """Launch it again."""

@@ -137,6 +137,26 @@ def test_every_request_on_cuda(faulty: ctypes.CDLL, cuda_tree: Path, fake: FakeC
     assert refused > total / 2
 
 
+def test_a_sealed_library_asks_the_system_for_nothing(faulty: ctypes.CDLL, tree: Path) -> None:
+    """Not even for shapes that it never saw, and more of them than it remembers."""
+    with libkiln.Library(faulty, tree, threads=1) as library:
+        library.prepare()
+        library.set_scratch(1 << 16)
+        library.seal()
+        calls = []
+        for n in range(1, 400):
+            x = np.full((n, 3), n, np.float32)
+            ops = ((library.negate, (x,)), (library.scale_negate, (x, x)))
+            calls += [(op, x, op.prepared(operands, {})) for op, operands in ops]
+        faulty.fault_at(ctypes.c_long(-1), 0)
+        for _ in range(2):
+            for op, x, (items, count, choice, made) in calls:
+                made["out"][:] = 0
+                library.call("kiln_run", op.handle, items, count, ctypes.byref(choice), None)
+                assert np.array_equal(made["out"], -x if op.name == "negate" else -3 * x)
+        assert faulty.fault_requests() == 0
+
+
 @pytest.mark.parametrize("code", [2, 4, 700, 999])
 def test_every_driver_call(faulty: ctypes.CDLL, cuda_tree: Path, fake: FakeCuda, code: int) -> None:
     def run() -> None:
