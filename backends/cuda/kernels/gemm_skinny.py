@@ -1,99 +1,105 @@
-"""Matrix products with few rows of x: out = x · weightᵀ at the speed of reading the weight."""
+"""Matrix products with few rows of x, out = x · weightᵀ, at the speed at which memory gives the weight.
+
+The weight takes the side of the matrix instruction that has 64 rows (or 16), so that 8 rows of x waste nothing.
+Rows of x beyond M are zeros in shared memory and cost no load; rows of weight beyond N are read as row 0. Neither
+is stored. An element's bits depend on its own operands and on the kernel's constants alone: not on M, not on other
+rows, not on which program of a tile comes last.
+"""
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _finish(
-    total, m, n, M, N, out, x_scale, weight_scale, out_stride
-):
-    """Scale, round once and store the f32 tile `total` of output features n by rows m."""
-    keep = (n < N)[:, None] & (m < M)[None, :]
-    if weight_scale is not None:
-        total = total * tl.load(weight_scale + n, mask=n < N, other=0.0)[:, None]
-        total = total * tl.load(x_scale + m, mask=m < M, other=0.0)[None, :]
-    where = out + m[None, :] * out_stride + n[:, None]
-    tl.store(where, total.to(out.dtype.element_ty), mask=keep)
+from kiln.backends.cuda.kernels.gemm_finish import finish
 
 
 @triton.jit
-def _arrived_last(arrivals, tile, programs):
-    """Whether every other program of the tile has written its partial sums; they are then visible here."""
-    tl.debug_barrier()
-    before = tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu")
-    return before == programs - 1
-
-
-@triton.jit
-def split_k(
+def _slice_sum(
     x,
     weight,
-    out,
-    x_scale,
-    weight_scale,
-    partials,
-    arrivals,
+    m,
+    n,
     M,
     N,
     K,
     x_stride,
     weight_stride,
-    out_stride,
+    split,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     EVEN_K: tl.constexpr,
+    IMPRECISE: tl.constexpr,
 ):
-    """One program a slice of K of an output tile; the last to finish adds the slices in their order."""
-    pid = tl.program_id(0)
-    split = pid % SPLITS
-    tile = pid // SPLITS
-    across = tl.cdiv(M, BLOCK_M)
-    m = (tile % across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = (tile // across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """The f32 sums [BLOCK_N, BLOCK_M] over slice `split` of SPLIT of the steps of BLOCK_K, in order of k."""
     k = tl.arange(0, BLOCK_K)
     steps = tl.cdiv(K, BLOCK_K)
-    first = split * steps // SPLITS
-    last = (split + 1) * steps // SPLITS
+    first = split * steps // SPLIT
+    last = (split + 1) * steps // SPLIT
     a = weight + tl.where(n < N, n, 0)[:, None] * weight_stride + (k + first * BLOCK_K)[None, :]
     b = x + tl.where(m < M, m, 0)[None, :] * x_stride + (k + first * BLOCK_K)[:, None]
     live = (m < M)[None, :]
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for step in range(first, last):
         if EVEN_K:
-            left = tl.load(a, eviction_policy="evict_first")
-            right = tl.load(b, mask=live, other=0.0, eviction_policy="evict_last")
+            left = tl.load(a)
+            right = tl.load(b, mask=live, other=0.0)
         else:
             here = k < K - step * BLOCK_K
-            left = tl.load(a, mask=here[None, :], other=0.0, eviction_policy="evict_first")
-            right = tl.load(b, mask=here[:, None] & live, other=0.0, eviction_policy="evict_last")
-        total = tl.dot(left, right, total)
+            left = tl.load(a, mask=here[None, :], other=0.0)
+            right = tl.load(b, mask=here[:, None] & live, other=0.0)
+        total = tl.dot(left, right, total, max_num_imprecise_acc=IMPRECISE)
         a += BLOCK_K
         b += BLOCK_K
-    if SPLITS == 1:
-        _finish(total, m, n, M, N, out, x_scale, weight_scale, out_stride)
-    else:
-        within = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-        mine = partials + pid.to(tl.int64) * (BLOCK_N * BLOCK_M)
-        tl.store(mine + within, total)
-        if _arrived_last(arrivals, tile, SPLITS):
-            mine = partials + (tile * SPLITS).to(tl.int64) * (BLOCK_N * BLOCK_M)
-            total = tl.load(mine + within, cache_modifier=".cg")
-            for s in tl.static_range(1, SPLITS):
-                total += tl.load(mine + s * (BLOCK_N * BLOCK_M) + within, cache_modifier=".cg")
-            tl.store(arrivals + tile, 0)
-            _finish(total, m, n, M, N, out, x_scale, weight_scale, out_stride)
+    return total
 
 
 @triton.jit
-def warp_k(
-    x,
-    weight,
+def _last_to_arrive(arrivals, tile, SPLIT: tl.constexpr):
+    """Whether all other programs of the tile have left their sums, which this one then sees.
+
+    The barrier orders every thread's stores before the one thread's release; its acquire orders the loads after.
+    """
+    tl.debug_barrier()
+    return tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+
+
+@triton.jit
+def _finish(
+    total,
+    m,
+    n,
+    M,
+    N,
     out,
+    out_stride,
     x_scale,
     weight_scale,
+    bias,
+    x_scale_step,
+    weight_scale_step,
+    extra,
+    EPILOGUE: tl.constexpr,
+):
+    """Scale the sums of 8-bit codes, add the bias; then as every matrix product ends. A null bias is absent."""
+    total = tl.trans(total)
+    if weight_scale is not None:
+        row, col = tl.where(m < M, m, 0), tl.where(n < N, n, 0)
+        total = tl.load(weight_scale + col * weight_scale_step)[None, :] * total
+        total = tl.load(x_scale + row * x_scale_step)[:, None] * total
+        given = (n < N) & (bias.to(tl.int64) + n * 0 != 0)
+        total += tl.load(bias + n, mask=given, other=-0.0).to(tl.float32)[None, :]
+    finish(total, m, n, M, N, out, out_stride, extra, EPILOGUE)
+
+
+@triton.jit
+def split_k(
+    x,
+    weight,
+    x_scale,
+    weight_scale,
+    bias,
+    out,
     partials,
     arrivals,
     M,
@@ -102,138 +108,56 @@ def warp_k(
     x_stride,
     weight_stride,
     out_stride,
+    x_scale_step,
+    weight_scale_step,
+    extra,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SLICES: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     EVEN_K: tl.constexpr,
+    IMPRECISE: tl.constexpr,
+    EPILOGUE: tl.constexpr,
 ):
-    """As split_k, with each step of BLOCK_K divided among SLICES groups of warps, whose sums meet in shared memory."""
+    """SPLIT programs a tile of the output, each a slice of k. The last to arrive adds the slices in their order, its
+    own too: the bits do not depend on who it is.
+
+    `partials` holds SPLIT tiles of f32 for each tile of the output; `arrivals` one i32 for each, zero before and
+    after. EVEN_K promises that BLOCK_K divides K. For `extra` and EPILOGUE see `gemm_finish`.
+    """
     pid = tl.program_id(0)
-    split = pid % SPLITS
-    tile = pid // SPLITS
+    split = pid % SPLIT
+    tile = pid // SPLIT
     across = tl.cdiv(M, BLOCK_M)
     m = (tile % across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = (tile // across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    SLICE: tl.constexpr = BLOCK_K // SLICES
-    k = tl.arange(0, SLICES)[:, None] * SLICE + tl.arange(0, SLICE)[None, :]
-    steps = tl.cdiv(K, BLOCK_K)
-    first = split * steps // SPLITS
-    last = (split + 1) * steps // SPLITS
-    a = weight + tl.where(n < N, n, 0)[None, :, None] * weight_stride + (k + first * BLOCK_K)[:, None, :]
-    b = x + tl.where(m < M, m, 0)[None, None, :] * x_stride + (k + first * BLOCK_K)[:, :, None]
-    live = (m < M)[None, None, :]
-    sums = tl.zeros((SLICES, BLOCK_N, BLOCK_M), tl.float32)
-    for step in range(first, last):
-        if EVEN_K:
-            left = tl.load(a, eviction_policy="evict_first")
-            right = tl.load(b, mask=live, other=0.0, eviction_policy="evict_last")
-        else:
-            here = k < K - step * BLOCK_K
-            left = tl.load(a, mask=here[:, None, :], other=0.0, eviction_policy="evict_first")
-            right = tl.load(b, mask=here[:, :, None] & live, other=0.0, eviction_policy="evict_last")
-        sums = tl.dot(left, right, sums)
-        a += BLOCK_K
-        b += BLOCK_K
-    total = tl.sum(sums, 0)
-    if SPLITS == 1:
-        _finish(total, m, n, M, N, out, x_scale, weight_scale, out_stride)
+    total = _slice_sum(
+        x, weight, m, n, M, N, K, x_stride, weight_stride, split,
+        BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, EVEN_K, IMPRECISE,
+    )  # fmt: skip
+    if SPLIT == 1:
+        _finish(
+            total, m, n, M, N, out, out_stride,
+            x_scale, weight_scale, bias, x_scale_step, weight_scale_step, extra, EPILOGUE,
+        )  # fmt: skip
     else:
+        AREA: tl.constexpr = BLOCK_N * BLOCK_M
         within = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-        mine = partials + pid.to(tl.int64) * (BLOCK_N * BLOCK_M)
-        tl.store(mine + within, total)
-        if _arrived_last(arrivals, tile, SPLITS):
-            mine = partials + (tile * SPLITS).to(tl.int64) * (BLOCK_N * BLOCK_M)
-            total = tl.load(mine + within, cache_modifier=".cg")
-            for s in tl.static_range(1, SPLITS):
-                total += tl.load(mine + s * (BLOCK_N * BLOCK_M) + within, cache_modifier=".cg")
+        tl.store(partials + pid.to(tl.int64) * AREA + within, total)
+        if _last_to_arrive(arrivals, tile, SPLIT):
+            slices = partials + tile.to(tl.int64) * (SPLIT * AREA) + within
+            total = tl.load(slices, cache_modifier=".cg")
+            for other in tl.static_range(1, SPLIT):
+                total += tl.load(slices + other * AREA, cache_modifier=".cg")
             tl.store(arrivals + tile, 0)
-            _finish(total, m, n, M, N, out, x_scale, weight_scale, out_stride)
+            _finish(
+                total, m, n, M, N, out, out_stride,
+                x_scale, weight_scale, bias, x_scale_step, weight_scale_step, extra, EPILOGUE,
+            )  # fmt: skip
 
 
 @triton.jit
-def stream_k(
-    x,
-    weight,
-    out,
-    x_scale,
-    weight_scale,
-    partials,
-    arrivals,
-    M,
-    N,
-    K,
-    x_stride,
-    weight_stride,
-    out_stride,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    EVEN_K: tl.constexpr,
-):
-    """PROGRAMS programs share the steps of all tiles evenly, each a run of consecutive ones."""
-    pid = tl.program_id(0)
-    across = tl.cdiv(M, BLOCK_M)
-    steps = tl.cdiv(K, BLOCK_K)
-    whole = (tl.cdiv(N, BLOCK_N) * across * steps).to(tl.int64)
-    first = (pid * whole // PROGRAMS).to(tl.int32)
-    last = ((pid + 1) * whole // PROGRAMS).to(tl.int32)
-    rows = tl.arange(0, BLOCK_N)
-    columns = tl.arange(0, BLOCK_M)
-    k = tl.arange(0, BLOCK_K)
-    within = rows[:, None] * BLOCK_M + columns[None, :]
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for i in tl.range(first, last):
-        tile = i // steps
-        step = i - tile * steps
-        m = (tile % across).to(tl.int64) * BLOCK_M + columns
-        n = (tile // across).to(tl.int64) * BLOCK_N + rows
-        here = k + step * BLOCK_K
-        a = weight + tl.where(n < N, n, 0)[:, None] * weight_stride + here[None, :]
-        b = x + tl.where(m < M, m, 0)[None, :] * x_stride + here[:, None]
-        live = (m < M)[None, :]
-        if EVEN_K:
-            left = tl.load(a, eviction_policy="evict_first")
-            right = tl.load(b, mask=live, other=0.0, eviction_policy="evict_last")
-        else:
-            left = tl.load(a, mask=(here < K)[None, :], other=0.0, eviction_policy="evict_first")
-            right = tl.load(b, mask=(here < K)[:, None] & live, other=0.0, eviction_policy="evict_last")
-        total = tl.dot(left, right, total)
-        if (step == steps - 1) | (i == last - 1):
-            begin = tile * steps
-            end = begin + steps
-            if (begin >= first) & (end <= last):
-                _finish(total, m, n, M, N, out, x_scale, weight_scale, out_stride)
-            else:
-                slot = 2 * pid + (begin >= first).to(tl.int32)
-                tl.store(partials + slot.to(tl.int64) * (BLOCK_N * BLOCK_M) + within, total)
-            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for end_of_run in tl.static_range(2):
-        tile = (last - 1) // steps if end_of_run else first // steps
-        begin = tile * steps
-        end = begin + steps
-        mine = (begin >= first) if end_of_run else (begin < first)
-        if mine & ((begin < first) | (end > last)) & (first < last):
-            oldest = (((begin + 1).to(tl.int64) * PROGRAMS - 1) // whole).to(tl.int32)
-            newest = ((end.to(tl.int64) * PROGRAMS - 1) // whole).to(tl.int32)
-            if _arrived_last(arrivals, tile, newest - oldest + 1):
-                m = (tile % across).to(tl.int64) * BLOCK_M + columns
-                n = (tile // across).to(tl.int64) * BLOCK_N + rows
-                slot = 2 * oldest + (begin >= (oldest * whole // PROGRAMS)).to(tl.int32)
-                part = partials + slot.to(tl.int64) * (BLOCK_N * BLOCK_M)
-                total = tl.load(part + within, cache_modifier=".cg")
-                part = partials + (2 * oldest).to(tl.int64) * (BLOCK_N * BLOCK_M)
-                for _ in tl.range(oldest, newest):
-                    part += 2 * BLOCK_N * BLOCK_M
-                    total += tl.load(part + within, cache_modifier=".cg")
-                tl.store(arrivals + tile, 0)
-                _finish(total, m, n, M, N, out, x_scale, weight_scale, out_stride)
-
-
-@triton.jit
-def rows_fma(
+def one_row(
     x,
     weight,
     out,
@@ -243,38 +167,25 @@ def rows_fma(
     x_stride,
     weight_stride,
     out_stride,
-    ROWS: tl.constexpr,
+    extra,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    EPILOGUE: tl.constexpr,
 ):
-    """No matrix units: each thread multiplies and adds what it loads, the threads of a feature add at the end."""
+    """A program a row of x and BLOCK_N output features, without matrix units: threads multiply and add what they
+    load themselves, and the threads of a feature add up at the end."""
+    m = tl.program_id(1).to(tl.int64) + tl.arange(0, 1)
     n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     a = weight + tl.where(n < N, n, 0)[:, None] * weight_stride + k[None, :]
-    b = x + k
-    zero = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    sum0 = zero
-    sum1 = zero
-    sum2 = zero
-    sum3 = zero
+    b = x + tl.program_id(1).to(tl.int64) * x_stride + k
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for first in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         here = k < K - first
-        left = tl.load(a, mask=here[None, :], other=0.0, eviction_policy="evict_first").to(tl.float32)
-        sum0 = tl.fma(left, tl.load(b, mask=here, other=0.0).to(tl.float32)[None, :] + zero, sum0)
-        if ROWS > 1:
-            right = tl.load(b + tl.minimum(1, M - 1) * x_stride, mask=here, other=0.0).to(tl.float32)
-            sum1 = tl.fma(left, right[None, :] + zero, sum1)
-        if ROWS > 2:
-            right = tl.load(b + tl.minimum(2, M - 1) * x_stride, mask=here, other=0.0).to(tl.float32)
-            sum2 = tl.fma(left, right[None, :] + zero, sum2)
-            right = tl.load(b + tl.minimum(3, M - 1) * x_stride, mask=here, other=0.0).to(tl.float32)
-            sum3 = tl.fma(left, right[None, :] + zero, sum3)
+        left = tl.load(a, mask=here[None, :], other=0.0).to(tl.float32)
+        right = tl.load(b, mask=here, other=0.0).to(tl.float32)
+        sums = tl.fma(left, tl.broadcast_to(right[None, :], (BLOCK_N, BLOCK_K)), sums)
         a += BLOCK_K
         b += BLOCK_K
-    tl.store(out + n, tl.sum(sum0, 1).to(out.dtype.element_ty), mask=n < N)
-    if ROWS > 1:
-        tl.store(out + out_stride + n, tl.sum(sum1, 1).to(out.dtype.element_ty), mask=(n < N) & (n * 0 + 1 < M))
-    if ROWS > 2:
-        tl.store(out + 2 * out_stride + n, tl.sum(sum2, 1).to(out.dtype.element_ty), mask=(n < N) & (n * 0 + 2 < M))
-        tl.store(out + 3 * out_stride + n, tl.sum(sum3, 1).to(out.dtype.element_ty), mask=(n < N) & (n * 0 + 3 < M))
+    finish(tl.sum(sums, 1)[None, :], m, n, M, N, out, out_stride, extra, EPILOGUE)
