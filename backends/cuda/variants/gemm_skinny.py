@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kiln.backends.cuda.primitive import Constant, CudaPrimitive, Number, Pointer, Scratch
-from kiln.ir.dtypes import BF16, F8E4M3, F16, F32, DType
+from kiln.ir.dtypes import BF16, F8E4M3, F16, F32, I32, DType
 
 Expr: TypeAlias = Any
 
@@ -44,15 +44,41 @@ class Tile:
     splits: tuple[int, ...]
     capabilities: tuple[int, int] = ANY
 
+    def name(self, step: int, split: int) -> str:
+        """Part of the variant's name: the constants; `step` in elements."""
+        pipeline = f"w{self.warps}s{self.stages}x{split}"
+        return f"splitk_n{self.features}_m{self.rows}_k{step}_{pipeline}"
+
+
+@dataclass(frozen=True)
+class OneRow:
+    """How one row of x is multiplied without matrix units."""
+
+    features: int
+    """Rows of weight: BLOCK_N."""
+    step: int
+    """Bytes along k of a step."""
+    warps: int
+    stages: int
+
 
 TILES = (
-    Tile(8, 64, 256, 4, 4, (1, 2, 4, 12, 16)),
-    Tile(8, 64, 256, 4, 5, (1, 2, 3, 4, 6, 8)),
-    Tile(16, 64, 256, 4, 4, (1, 2, 4, 8)),
-    Tile(16, 64, 256, 4, 5, (1, 2, 3, 4, 6, 8)),
-    Tile(32, 64, 256, 4, 4, (1, 2, 4)),
+    Tile(8, 64, 256, 4, 4, (1, 2, 3, 4, 8, 12, 16)),
+    Tile(8, 64, 256, 4, 5, (1, 2, 4)),
+    Tile(8, 32, 256, 2, 6, (1, 2, 4, 8)),
+    Tile(16, 64, 256, 4, 4, (1, 4, 8)),
+    Tile(16, 64, 256, 4, 5, (1, 2, 4)),
+    Tile(16, 64, 128, 4, 6, (1, 3)),
+    Tile(16, 32, 512, 4, 5, (1, 8)),
+    Tile(32, 64, 256, 4, 4, (1, 2, 4, 8)),
+    Tile(32, 64, 128, 4, 6, (1, 2)),
+    Tile(64, 64, 256, 4, 4, (1, 2, 4)),
     Tile(64, 64, 128, 4, 6, (1, 2)),
+    Tile(64, 128, 128, 4, 4, (1,)),
 )
+RAGGED = ((TILES[0], 4), (TILES[4], 2), (TILES[7], 2), (TILES[9], 2))
+"""Tiles and splits that take any K in multiples of 16, for shapes that nothing was measured for."""
+ONE_ROW = (OneRow(16, 512, 4, 5),)
 
 
 @dataclass(frozen=True)
@@ -87,7 +113,11 @@ KINDS = (
 def _needs(kind: Kind, rows: int, step: int) -> Expr:
     """What a kernel needs of a call; `step` is what must divide K."""
     types = {"x": kind.operand, "weight": kind.operand, "out": kind.out}
-    when: Expr = ["and", *(["dtype", operand, dtype.name] for operand, dtype in types.items()), ["le", M, rows]]
+    when: Expr = [
+        "and",
+        *(["dtype", operand, dtype.name] for operand, dtype in types.items()),
+        ["le", M, rows],
+    ]
     when += [["divisible", e, 16] for e in (K, *(["stride", operand] for operand in types))]
     when += [["divisible", K, step]] if step > 16 else []
     return when + [["aligned", operand, 16] for operand in types]
@@ -110,7 +140,13 @@ def _split_k(kind: Kind, tile: Tile, split: int, even: bool) -> CudaPrimitive:
     shared: tuple[Pointer, ...] = ()
     scratch: tuple[Scratch, ...] = ()
     constants: dict[str, Constant | None] = {"extra": None, "EPILOGUE": None}
-    constants |= {"BLOCK_M": tile.rows, "BLOCK_N": tile.features, "BLOCK_K": step, "SPLIT": split, "EVEN_K": even}
+    constants |= {
+        "BLOCK_M": tile.rows,
+        "BLOCK_N": tile.features,
+        "BLOCK_K": step,
+        "SPLIT": split,
+        "EVEN_K": even,
+    }
     if kind.scaled:
         scales = (
             Pointer("x_scale", "x_scale", F32.name),
@@ -140,7 +176,7 @@ def _split_k(kind: Kind, tile: Tile, split: int, even: bool) -> CudaPrimitive:
     least = max(kind.capabilities[0], tile.capabilities[0])
     return CudaPrimitive(
         op=kind.op,
-        variant=f"{kind.name}_{tile.name(kind, split)}{'' if even else '_ragged'}",
+        variant=f"{kind.name}_{tile.name(step, split)}{'' if even else '_ragged'}",
         kernel=f"{KERNELS}:split_k",
         params=(
             Pointer("x", "x", kind.operand.name, align=16),
@@ -153,7 +189,7 @@ def _split_k(kind: Kind, tile: Tile, split: int, even: bool) -> CudaPrimitive:
         ),
         constants=constants,
         grid=(tiles if split == 1 else ["mul", tiles, split], 1, 1),
-        when=_needs(kind, 2 * tile.rows, step if even else 16),
+        when=_needs(kind, 2 * tile.rows if even else tile.rows, step if even else 16),
         num_warps=tile.warps,
         num_stages=tile.stages,
         scratch=scratch,
@@ -183,3 +219,19 @@ def _one_row(kind: Kind, row: OneRow) -> CudaPrimitive:
         min_sm=kind.capabilities[0],
         max_sm=kind.capabilities[1],
     )  # fmt: skip
+
+
+def _candidates() -> Iterator[CudaPrimitive]:
+    for kind in KINDS:
+        if not kind.scaled:
+            yield from (_one_row(kind, row) for row in ONE_ROW)
+        for tile in TILES:
+            yield from (_split_k(kind, tile, split, even=True) for split in tile.splits)
+        yield from (_split_k(kind, tile, split, even=False) for tile, split in RAGGED)
+
+
+CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_candidates())
+DEFAULTS: tuple[str, ...] = tuple(
+    c.variant for c in CANDIDATES if c.kernel.endswith(":one_row") or not c.constants["EVEN_K"]
+)
+"""What runs few rows of a shape that nothing was measured for."""

@@ -100,7 +100,25 @@ def test_nothing_to_sum_gives_zeros(split: int) -> None:
     pad = np.zeros((3, 1), np.float32)
     buffer, arrivals = np.full((3, 5), 99, np.float32), np.zeros(1, np.int32)
     partials = np.full(split * 8 * 16, np.nan, np.float32)
-    arguments: list[Any] = [pad, pad, None, None, None, buffer, partials, arrivals, 3, 5, 0, 1, 1, 5, None, None, None]
+    arguments: list[Any] = [
+        pad,
+        pad,
+        None,
+        None,
+        None,
+        buffer,
+        partials,
+        arrivals,
+        3,
+        5,
+        0,
+        1,
+        1,
+        5,
+        None,
+        None,
+        None,
+    ]
     constants: dict[str, Any] = TILE | {"SPLIT": split, "EVEN_K": False, "IMPRECISE": None}
     *_, out, _, _ = interpret(f"{KERNELS}:split_k", (split,), *arguments, **constants, **NO_EPILOGUE)
     assert out.tolist() == [[0.0] * 5] * 3
@@ -120,8 +138,7 @@ def test_a_counter_left_over_is_seen() -> None:
     run, (x, weight) = SplitK(3), _operands(9, 40, 80)
     first = run(x, weight)
     run.arrivals[:] = 3
-    with pytest.raises(AssertionError):
-        assert np.array_equal(run(x, weight), first)
+    assert not np.array_equal(run(x, weight), first)
 
 
 def test_slices_are_added_in_their_order() -> None:
