@@ -1,9 +1,9 @@
 """Matrix products with few rows of x, out = x · weightᵀ, at the speed at which memory gives the weight.
 
-The weight takes the side of the matrix instruction that has 64 rows (or 16), so that 8 rows of x waste nothing.
-Rows of x beyond M are zeros in shared memory and cost no load; rows of weight beyond N are read as row 0. Neither
-is stored. An element's bits depend on its own operands and on the kernel's constants alone: not on M, not on other
-rows, not on which program of a tile comes last.
+The weight takes the side of the matrix instruction that has 64 rows (or 16), so that 8 rows of x waste
+nothing. Rows of x beyond M are zeros in shared memory and cost no load; rows of weight beyond N are read as
+row 0. Neither is stored. An element's bits depend on its own operands and on the kernel's constants alone:
+not on M, not on other rows, not on which program of a tile comes last.
 """
 
 import triton
@@ -58,7 +58,7 @@ def _slice_sum(
 def _last_to_arrive(arrivals, tile, SPLIT: tl.constexpr):
     """Whether all other programs of the tile have left their sums, which this one then sees.
 
-    The barrier orders every thread's stores before the one thread's release; its acquire orders the loads after.
+    The barrier puts every thread's stores before the one thread's release, its acquire the loads after it.
     """
     tl.debug_barrier()
     return tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
@@ -81,7 +81,7 @@ def _finish(
     extra,
     EPILOGUE: tl.constexpr,
 ):
-    """Scale the sums of 8-bit codes, add the bias; then as every matrix product ends. A null bias is absent."""
+    """Scale the sums of 8-bit codes, add the bias unless it is null; then as every matrix product ends."""
     total = tl.trans(total)
     if weight_scale is not None:
         row, col = tl.where(m < M, m, 0), tl.where(n < N, n, 0)
@@ -119,11 +119,12 @@ def split_k(
     IMPRECISE: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """SPLIT programs a tile of the output, each a slice of k. The last to arrive adds the slices in their order, its
-    own too: the bits do not depend on who it is.
+    """SPLIT programs a tile of the output, each a slice of k. The last to arrive adds the slices in their
+    order, its own too: the bits do not depend on who it is.
 
-    `partials` holds SPLIT tiles of f32 for each tile of the output; `arrivals` one i32 for each, zero before and
-    after. EVEN_K promises that BLOCK_K divides K. For `extra` and EPILOGUE see `gemm_finish`.
+    `partials` holds SPLIT tiles of f32 for each tile of the output; `arrivals` one i32 for each, zero before
+    and after. EVEN_K promises that BLOCK_K divides K. x_scale, weight_scale and bias belong to 8-bit codes,
+    IMPRECISE is their max_num_imprecise_acc. For `extra` and EPILOGUE see `gemm_finish`.
     """
     pid = tl.program_id(0)
     split = pid % SPLIT
@@ -173,8 +174,8 @@ def one_row(
     STAGES: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """A program a row of x and BLOCK_N output features, without matrix units: threads multiply and add what they
-    load themselves, and the threads of a feature add up at the end."""
+    """A program a row of x and BLOCK_N output features, without matrix units: threads multiply and add what
+    they load themselves, and the threads of a feature add up at the end."""
     m = tl.program_id(1).to(tl.int64) + tl.arange(0, 1)
     n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)

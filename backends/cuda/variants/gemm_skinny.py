@@ -1,8 +1,6 @@
 """Candidates for products with few rows of x: tiles that split the inner dimension among programs, and sums
-without matrix units for one row. Which call runs which is the tuning database's to say; DEFAULTS serve the rest.
-
-Bits do not depend on M or on other rows within one candidate; among candidates they do, because slices and steps
-of k differ.
+without matrix units for one row. Which call runs which is the tuning database's to say; DEFAULTS serve the
+rest.
 """
 
 from collections.abc import Iterator
@@ -22,8 +20,8 @@ X_SCALE_STEP: Expr = ["min", ["sub", ["dim", "SM"], 1], 1]
 WEIGHT_SCALE_STEP: Expr = ["min", ["sub", ["dim", "SN"], 1], 1]
 """How far the next row's scale is: 0 where there is one for all."""
 PROMOTED = 128
-"""Products of e4m3 that tensor cores of sm_90 may add up in their own 14 bits before f32 takes over: without it
-positive codes of K = 16384 lose a fifth of the sum."""
+"""Products of e4m3 that tensor cores of sm_90 may add up in their own 14 bits before f32 takes over: without
+it sums of 16384 positive products lose a fifth."""
 DEEP = (90, 119)
 """Capabilities with 227 KiB of shared memory for a block."""
 ANY = (80, 999)

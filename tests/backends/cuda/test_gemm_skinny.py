@@ -1,4 +1,4 @@
-"""Candidates for few rows as data: they fit their kernels and every target, and the largest ones compile for each."""
+"""Candidates for few rows as data: they fit their kernels and every target; the largest compile for each."""
 
 import ast
 from pathlib import Path
