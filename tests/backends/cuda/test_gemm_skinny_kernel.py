@@ -23,9 +23,11 @@ class SplitK:
         self.split, self.even, self.kernel = split, even, kernel
         self.arrivals = np.zeros(64, np.int32)
 
-    def __call__(self, x: Array, weight: Array, out: Any = None, scales: tuple[Array, ...] = ()) -> Array:
+    def __call__(
+        self, x: Array, weight: Array, out: Any = None, scales: tuple[Array, ...] = (), absent: int = 0
+    ) -> Array:
         """Into a column slice of a poisoned buffer; partial sums are poisoned too. `scales` are x_scale,
-        weight_scale and bias."""
+        weight_scale and bias; the last `absent` programs do not run."""
         (m, k), n = x.shape, weight.shape[0]
         buffer = np.full((m + 1, n + 7), 99, x.dtype if out is None else out)
         tiles = -(-m // TILE["BLOCK_M"]) * -(-n // TILE["BLOCK_N"])
@@ -34,7 +36,7 @@ class SplitK:
         arguments: list[Any] = [x, weight, *(scales or [None] * 3), View(buffer, 3), partials, self.arrivals]
         arguments += [m, n, k, k, k, n + 7, *steps, None]
         constants: dict[str, Any] = TILE | {"SPLIT": self.split, "EVEN_K": self.even, "IMPRECISE": None}
-        grid = (tiles * self.split,)
+        grid = (tiles * self.split - absent,)
         *_, buffer, _, self.arrivals = interpret(
             f"{KERNELS}:{self.kernel}", grid, *arguments, **constants, **NO_EPILOGUE
         )
@@ -139,6 +141,14 @@ def test_a_counter_left_over_is_seen() -> None:
     first = run(x, weight)
     run.arrivals[:] = 3
     assert not np.array_equal(run(x, weight), first)
+
+
+def test_the_last_program_of_a_tile_stores_it() -> None:
+    run, (x, weight) = SplitK(3), _operands(8, 32, 80)
+    got = run(x, weight, absent=1)
+    assert run.arrivals[:2].tolist() == [0, 2]
+    assert np.array_equal(got[:, :16], SplitK(3)(x, weight)[:, :16])
+    assert (got[:, 16:] == 99).all()
 
 
 def test_slices_are_added_in_their_order() -> None:
