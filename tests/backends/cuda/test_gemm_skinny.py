@@ -77,7 +77,7 @@ def _staged(candidate: CudaPrimitive, capability: int) -> int:
     """Bytes of shared memory of its pipeline."""
     rows, features, step = (candidate.constants[f"BLOCK_{axis}"] for axis in "MNK")
     buffers = candidate.num_stages - (capability not in OWN_BUFFERS)
-    return int((rows + features) * step * DTYPES[candidate.params[0].dtype].bytes * buffers)  # type: ignore[union-attr]
+    return int((rows + features) * step * DTYPES[candidate.params[0].dtype].bytes * buffers)
 
 
 def test_pipelines_fit_every_target() -> None:

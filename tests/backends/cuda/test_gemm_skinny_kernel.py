@@ -32,7 +32,7 @@ class SplitK:
         buffer = np.full((m + 1, n + 7), 99, x.dtype if out is None else out)
         tiles = -(-m // TILE["BLOCK_M"]) * -(-n // TILE["BLOCK_N"])
         partials = np.full(tiles * self.split * TILE["BLOCK_M"] * TILE["BLOCK_N"], np.nan, np.float32)
-        steps = [int(s.size > 1) for s in scales[:2]] or [None] * 2
+        steps: list[Any] = [int(s.size > 1) for s in scales[:2]] or [None] * 2
         arguments: list[Any] = [x, weight, *(scales or [None] * 3), View(buffer, 3), partials, self.arrivals]
         arguments += [m, n, k, k, k, n + 7, *steps, None]
         constants: dict[str, Any] = TILE | {"SPLIT": self.split, "EVEN_K": self.even, "IMPRECISE": None}
