@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 from kiln.runtime.arguments import Given
 from kiln.runtime.arrays import View, view
 from kiln.runtime.decision import Decision
-from kiln.runtime.device import Call
+from kiln.runtime.device import Call, Launcher
 from kiln.runtime.errors import ContractError
+from kiln.runtime.scratch import ABSENT, Lease
 from kiln.runtime.select import Asked, Candidate
 
 if TYPE_CHECKING:
@@ -84,6 +85,16 @@ class BoundCall:
         return None if self.candidate is None else self.candidate.variant
 
     @property
+    def scratch_bytes(self) -> int:
+        """Scratch that a launch needs: the size of a buffer for `Library.set_scratch`."""
+        return 0 if self._decision.launcher is None else self._decision.launcher.scratch_bytes
+
+    @property
+    def zeroed_bytes(self) -> int:
+        """The same of scratch that is all zeros between launches (`set_scratch(..., zeroed=True)`)."""
+        return 0 if self._decision.launcher is None else self._decision.launcher.zeroed_bytes
+
+    @property
     def call(self) -> Call:
         """The launch on the stream it was bound to, without any check."""
         return self._calls[self._stream]
@@ -115,7 +126,7 @@ class BoundCall:
         self._given = self._given._replace(reads=reads, writes=writes)
         self._views, self._pointers = views, pointers
         for call in self._calls.values():
-            call.update(pointers, 0)
+            call.update(pointers)
         self.outputs = self._operation.results(self._given)
 
     def _replace(
@@ -164,8 +175,10 @@ class BoundCall:
                 call = _Nothing()
             else:
                 call = launcher.bind(self._pointers, self._given.scalars, stream)
-                if launcher.scratch_bytes:
-                    call = _WithScratch(self._operation, self._decision, call, self._pointers, stream)
+                if launcher.scratch_bytes or launcher.zeroed_bytes:
+                    call = _WithScratch(
+                        self._operation, self._decision, launcher, call, self._pointers, stream
+                    )
             self._calls[stream] = call
         return call
 
@@ -184,7 +197,7 @@ class _Nothing:
     def __init__(self) -> None:
         self.run = lambda: (0,)
 
-    def update(self, pointers: Sequence[int], scratch: int) -> None:
+    def update(self, pointers: Sequence[int], scratch: int = 0, zeroed: int = 0) -> None:
         """Nothing to change."""
 
     def failed(self, status: Any) -> None:
@@ -192,29 +205,38 @@ class _Nothing:
 
 
 class _WithScratch:
-    """A launch that takes a block of its stream's scratch for the time it runs."""
+    """A launch that takes blocks of its stream's scratch for the time it runs."""
 
     def __init__(
-        self, operation: "Operation", decision: Decision, call: Call, pointers: Sequence[int], stream: int
+        self,
+        operation: "Operation",
+        decision: Decision,
+        launcher: Launcher,
+        call: Call,
+        pointers: Sequence[int],
+        stream: int,
     ) -> None:
-        self._operation, self._decision, self._call = operation, decision, call
-        self._pointers, self._stream, self._scratch = pointers, stream, 0
+        self._operation, self._decision, self._launcher, self._call = operation, decision, launcher, call
+        self._pointers, self._stream, self._packed = pointers, stream, _NOWHERE
         self.run = self._run
         self.failed = call.failed
 
-    def update(self, pointers: Sequence[int], scratch: int) -> None:
+    def update(self, pointers: Sequence[int], scratch: int = 0, zeroed: int = 0) -> None:
         """See Call."""
-        self._pointers, self._scratch = pointers, 0
+        self._pointers, self._packed = pointers, _NOWHERE
 
     def _run(self) -> Any:
-        block = self._operation.scratch(self._decision, self._stream)
+        lease = self._operation.lease(self._decision, self._launcher, self._stream)
         try:
-            if block.address != self._scratch:
-                self._call.update(self._pointers, block.address)
-                self._scratch = block.address
+            if lease != self._packed:
+                self._call.update(self._pointers, lease.scratch.address, lease.zeroed.address)
+                self._packed = lease
             return self._call.run()
         finally:
-            self._operation.device.scratch.put(block)
+            self._operation.device.scratch.end(lease)
+
+
+_NOWHERE = Lease(ABSENT, ABSENT)
 
 
 def _difference(old: View | None, new: View) -> str:

@@ -17,7 +17,7 @@ from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError, IntegrityError, KilnError, UnavailableError
 from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
-from kiln.runtime.scratch import HostMemory, ScratchPolicy, ScratchPool, laid_out
+from kiln.runtime.scratch import HostMemory, ScratchPolicy, ScratchPool
 from kiln.runtime.targets import cpu_count, cpu_features, cpu_target, missing_features
 
 if TYPE_CHECKING:
@@ -171,15 +171,17 @@ class CpuLauncher(PlainLauncher):
         self._buffer = ctypes.c_char * max(self._packed.size, 8)
         total = recipe.grid[0]
         self._chunks = max(1, min(device.threads, total, recipe.work // MIN_WORK))
-        self._offsets, self.scratch_bytes = laid_out([s for _, s in recipe.scratch])
+        self.scratch_bytes, self.zeroed_bytes = recipe.scratch.size, recipe.zeroed.size
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """Run the entry over its rows and wait for it.
 
         Raises:
             ContractError: a row holds an index out of range; other rows may have been written.
         """
-        self._run(self._recipe.fill(pointers, args, [scratch + o for o in self._offsets]))
+        self._run(self._recipe.fill(pointers, args, scratch, zeroed))
 
     def _run(self, values: list[Any]) -> None:
         buffer = self._buffer()

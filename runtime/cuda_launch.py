@@ -18,7 +18,6 @@ from kiln.runtime.device import Call, PlainCall, Route
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError
 from kiln.runtime.recipe import Recipe
-from kiln.runtime.scratch import laid_out
 
 if TYPE_CHECKING:
     from kiln.runtime.cuda import CudaDevice
@@ -49,7 +48,7 @@ class CudaLauncher:
         self._kernel = kernel
         self._function = function
         self._recipe = recipe
-        offsets, self.scratch_bytes = laid_out([n for _, n in recipe.scratch])
+        self.scratch_bytes, self.zeroed_bytes = recipe.scratch.size, recipe.zeroed.size
         self._free: dict[int, list[Record]] = {}
         self.empty = 0 in recipe.grid
         # Where each per-call value goes: the values follow the table of their addresses, eight bytes each.
@@ -58,11 +57,12 @@ class CudaLauncher:
         self._pointers = _runs(recipe.pointers)
         self._args = [(packers[at], first + 8 * at, i) for at, i in recipe.args]
         self._computed = [(packers[at], first + 8 * at, f) for at, f in recipe.computed]
-        self._scratches = [
-            (first + 8 * at, offset) for (at, _), offset in zip(recipe.scratch, offsets, strict=True)
-        ]
+        self._scratches = [(first + 8 * at, offset) for at, offset in recipe.scratch.places]
+        self._zeroed = [(first + 8 * at, offset) for at, offset in recipe.zeroed.places]
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """Queue the kernel on a stream.
 
         Raises:
@@ -85,9 +85,9 @@ class CudaLauncher:
         for run, pick in self._pointers:
             values[run] = pick(pointers)
         last = record.args
-        if scratch or (args is not last and (args != last or 0 in args)):
+        if scratch or zeroed or (args is not last and (args != last or 0 in args)):
             # Equal scalars have equal bits, but for zeros of either sign.
-            self._pack(record, args, scratch)
+            self._pack(record, args, scratch, zeroed)
         (status,) = device.launch(record.config, self._function, record.address, 0)
         if status:
             self.relaunch(record, status)
@@ -105,13 +105,15 @@ class CudaLauncher:
         other._pointers = _runs([(at, order[i]) for at, i in self._recipe.pointers])
         return other.run
 
-    def pack(self, record: Record, pointers: Sequence[int], args: Args, scratch: int) -> None:
+    def pack(
+        self, record: Record, pointers: Sequence[int], args: Args, scratch: int, zeroed: int
+    ) -> None:
         """Write a call's values into a record."""
         for run, pick in self._pointers:
             record.values[run] = pick(pointers)
-        self._pack(record, args, scratch)
+        self._pack(record, args, scratch, zeroed)
 
-    def _pack(self, record: Record, args: Args, scratch: int) -> None:
+    def _pack(self, record: Record, args: Args, scratch: int, zeroed: int) -> None:
         buffer = record.buffer
         record.args = None
         try:
@@ -124,6 +126,8 @@ class CudaLauncher:
             raise ContractError(f"{k.op}.{k.variant}: a scalar is out of range ({e}).") from None
         for where, offset in self._scratches:
             _pack_address(buffer, where, scratch + offset)
+        for where, offset in self._zeroed:
+            _pack_address(buffer, where, zeroed + offset)
         record.args = args
 
     def relaunch(self, record: Record, status: Any) -> None:
@@ -185,11 +189,11 @@ class CudaCall:
         self._launcher, self._args = launcher, args
         self.run: Callable[[], Any] = partial(device.launch, record.config, function, record.address, 0)
         """Launch; a tuple with the driver's status."""
-        self.update(pointers, 0)
+        self.update(pointers)
 
-    def update(self, pointers: Sequence[int], scratch: int) -> None:
+    def update(self, pointers: Sequence[int], scratch: int = 0, zeroed: int = 0) -> None:
         """Use other addresses from the next launch on."""
-        self._launcher.pack(self.record, pointers, self._args, scratch)
+        self._launcher.pack(self.record, pointers, self._args, scratch, zeroed)
 
     def failed(self, status: Any) -> None:
         """Try again where another context was current; else raise what the status means."""

@@ -28,16 +28,18 @@ class CudaMemory:
         with self._device.current():
             return self._device.driver.call(name, *args)
 
-    def allocate(self, size: int, stream: int) -> int:
+    def allocate(self, size: int, stream: int, zeroed: bool = False) -> int:
         """See Memory."""
         # A graph that is captured here may be replayed on a stream that knows nothing of this one's order.
-        return self._allocated(size, stream, wait=True)
+        return self._allocated(size, stream, zeroed, wait=True)
 
-    def _allocated(self, size: int, stream: int, wait: bool) -> int:
+    def _allocated(self, size: int, stream: int, zeroed: bool, wait: bool) -> int:
         address = 0
         try:
             with self._device.current():
                 address = int(self._device.driver.call("cuMemAllocAsync", size, stream))
+                if zeroed:
+                    self._device.driver.call("cuMemsetD8Async", address, 0, size, stream)
                 if wait:
                     self._device.driver.call("cuStreamSynchronize", stream)
         except DriverError:
@@ -51,9 +53,9 @@ class CudaMemory:
         """See Memory."""
         self._call("cuMemFree", address)
 
-    def allocate_ordered(self, size: int, stream: int) -> int:
+    def allocate_ordered(self, size: int, stream: int, zeroed: bool = False) -> int:
         """See Memory."""
-        return self._allocated(size, stream, wait=False)
+        return self._allocated(size, stream, zeroed, wait=False)
 
     def free_ordered(self, address: int, stream: int) -> None:
         """See Memory."""

@@ -1,7 +1,9 @@
 """What calls of one shape do, and the checks that are left for each of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal
 
 from kiln.runtime.alias import Overlap, check_overlaps
 from kiln.runtime.bind import Output
@@ -9,6 +11,9 @@ from kiln.runtime.device import Args, Launcher
 from kiln.runtime.plan import PlanLauncher
 from kiln.runtime.provided import CountingLauncher, ProviderLauncher
 from kiln.runtime.select import Candidate
+
+Kind = Literal["scratch_bytes", "zeroed_bytes"]
+"""The attribute of a launcher that tells how much it needs of one kind of scratch."""
 
 
 @dataclass(slots=True)
@@ -46,10 +51,10 @@ class Decision:
         inner = _counted(self.launcher)
         return inner if isinstance(inner, PlanLauncher) else None
 
-    def blocks(self, args: Args) -> list[int]:
-        """Sizes of the blocks of scratch that a call may hold at once: one, and more where a step's provider
-        declines."""
-        return _blocks(self.launcher, args)
+    def blocks(self, args: Args, kind: Kind) -> list[int]:
+        """Sizes of the blocks of one kind of scratch that a call may hold at once: one, and more where a
+        step's provider declines."""
+        return _blocks(self.launcher, args, attrgetter(kind))
 
     def check(self, pointers: Sequence[int]) -> None:
         """Refuse a call whose written operands share memory with others, in itself or in a step of its plan.
@@ -67,19 +72,20 @@ def _counted(launcher: Launcher | None) -> Launcher | None:
     return launcher.inner if isinstance(launcher, CountingLauncher) else launcher
 
 
-def _blocks(launcher: Launcher | None, args: Args) -> list[int]:
+def _blocks(launcher: Launcher | None, args: Args, size: Callable[[Launcher], int]) -> list[int]:
     if launcher is None:
         return []
-    return [*([launcher.scratch_bytes] if launcher.scratch_bytes else []), *_more_blocks(launcher, args)]
+    own = size(launcher)
+    return [*([own] if own else []), *_more_blocks(launcher, args, size)]
 
 
-def _more_blocks(launcher: Launcher, args: Args) -> list[int]:
+def _more_blocks(launcher: Launcher, args: Args, size: Callable[[Launcher], int]) -> list[int]:
     """Those of what runs after a decline: it takes a block for itself."""
     inner = _counted(launcher)
     if isinstance(inner, ProviderLauncher):
-        return _blocks(inner.below(args), args)
+        return _blocks(inner.below(args), args, size)
     steps = inner.runs(args) if isinstance(inner, PlanLauncher) else []
-    found = [_more_blocks(step, values) for step, values in steps]
+    found = [_more_blocks(step, values, size) for step, values in steps]
     # Steps run one after another: as many as the one with most, each as large as the largest of any.
-    largest = max((size for sizes in found for size in sizes), default=0)
+    largest = max((n for sizes in found for n in sizes), default=0)
     return [largest] * max(map(len, found), default=0)

@@ -26,7 +26,7 @@ class Call(Protocol):
     run: Callable[[], Any]
     """Launch; a tuple whose first item is false where that went well."""
 
-    def update(self, pointers: Sequence[int], scratch: int) -> None:
+    def update(self, pointers: Sequence[int], scratch: int = 0, zeroed: int = 0) -> None:
         """Use other addresses from the next launch on."""
 
     def failed(self, status: Any) -> None:
@@ -38,8 +38,12 @@ class Launcher(Protocol):
 
     scratch_bytes: int
     """Size of the block of scratch that a run needs; 0 for none."""
+    zeroed_bytes: int
+    """The same of scratch that is all zeros between launches."""
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """Launch it.
 
         Args:
@@ -47,6 +51,7 @@ class Launcher(Protocol):
             args: scalar values.
             stream: its handle.
             scratch: address of a block of `scratch_bytes`, a multiple of 256.
+            zeroed: address of one of `zeroed_bytes`, all zeros when the work before on the stream is done.
         """
 
     def bind(self, pointers: Sequence[int], args: Args, stream: int) -> Call:
@@ -63,14 +68,14 @@ class PlainCall:
     def __init__(self, launcher: "Runs", pointers: Sequence[int], args: Args, stream: int) -> None:
         self._launcher, self._args, self._stream = launcher, args, stream
         self.run: Callable[[], Any] = self._run
-        self.update(pointers, 0)
+        self.update(pointers)
 
-    def update(self, pointers: Sequence[int], scratch: int) -> None:
+    def update(self, pointers: Sequence[int], scratch: int = 0, zeroed: int = 0) -> None:
         """See Call."""
-        self._pointers, self._scratch = tuple(pointers), scratch
+        self._pointers, self._blocks = tuple(pointers), (scratch, zeroed)
 
     def _run(self) -> tuple[int]:
-        self._launcher.run(self._pointers, self._args, self._stream, self._scratch)
+        self._launcher.run(self._pointers, self._args, self._stream, *self._blocks)
         return (0,)
 
     def failed(self, status: Any) -> None:
@@ -80,17 +85,21 @@ class PlainCall:
 class Runs(Protocol):
     """The half of a launcher that runs it."""
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """See Launcher."""
 
 
 class PlainLauncher(ABC):
     """A launcher that needs no scratch and keeps nothing ready between runs."""
 
-    scratch_bytes = 0
+    scratch_bytes = zeroed_bytes = 0
 
     @abstractmethod
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """See Launcher."""
 
     def bind(self, pointers: Sequence[int], args: Args, stream: int) -> Call:
@@ -219,7 +228,9 @@ class PretendDevice(PlainLauncher):
         """A launcher that refuses to run."""
         return self
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """Refuse."""
         raise UnavailableError(f"{self.label} device cannot run kernels; load the library for a real one.")
 

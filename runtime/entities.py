@@ -131,11 +131,17 @@ class Param:
 
 @record
 class Scratch:
-    """Device memory that a launch needs and nobody sees afterwards."""
+    """Device memory that a launch needs and nobody sees afterwards.
+
+    Attributes:
+        zeroed: all zeros when a launch starts, and left so by the kernel; in documents `true` or not there.
+            Else its bytes are arbitrary.
+    """
 
     name: str
     bytes: Expr
     align: int
+    zeroed: bool = False
 
 
 @record

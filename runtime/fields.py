@@ -49,17 +49,23 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def record(build: Callable[..., T], fields: Mapping[str, Reader[Any]]) -> Reader[T]:
-    """An object with exactly these fields, each read by its reader and passed to `build` by name."""
+def record(
+    build: Callable[..., T], fields: Mapping[str, Reader[Any]], optional: Mapping[str, Reader[Any]] = {}
+) -> Reader[T]:
+    """An object with exactly these fields, each read by its reader and passed to `build` by name; those of
+    `optional`, which `build` has defaults for, may be absent."""
     names = frozenset(fields)
+    every = {**fields, **optional}
 
     def reader(value: Any) -> T:
         if type(value) is not dict:
             raise Mismatch("an object", value)
-        if value.keys() != names:
-            _refuse_keys(value, names)
+        if value.keys() != names and not names <= value.keys() <= every.keys():
+            _refuse_keys(value, names, frozenset(every))
         out = {}
-        for name, inner in fields.items():
+        for name, inner in every.items():
+            if name not in value:
+                continue
             try:
                 out[name] = inner(value[name])
             except Mismatch as m:
@@ -70,10 +76,10 @@ def record(build: Callable[..., T], fields: Mapping[str, Reader[Any]]) -> Reader
     return reader
 
 
-def _refuse_keys(value: dict[str, Any], names: frozenset[str]) -> None:
-    unknown, missing = sorted(value.keys() - names), sorted(names - value.keys())
+def _refuse_keys(value: dict[str, Any], names: frozenset[str], every: frozenset[str]) -> None:
+    unknown, missing = sorted(value.keys() - every), sorted(names - value.keys())
     if unknown:
-        raise Mismatch(f"only the fields {', '.join(sorted(names))}", f"unknown field {unknown[0]}")
+        raise Mismatch(f"only the fields {', '.join(sorted(every))}", f"unknown field {unknown[0]}")
     raise Mismatch(f"the field {missing[0]!r}", "an object without it")
 
 

@@ -99,7 +99,7 @@ class Library(Extensible):
         self._lock = threading.RLock()
         self._closed = False
         self.sealed = False
-        self._buffers: dict[int, Any] = {}
+        self._buffers: dict[tuple[int, bool], Any] = {}
         self._functions: dict[tuple[int, str, str, str], Any] = {}
         self._hosts = [_Host(self, i, r) for i, r in enumerate(self._roots)]
         self._ops: dict[str, Operation] = {}
@@ -223,23 +223,29 @@ class Library(Extensible):
 
     @property
     def scratch(self) -> ScratchPool:
-        """The scratch memory of the device: its counters, release and poison."""
+        """The scratch memory of the device: its counters, release and poison; `scratch.zeroed` is the pool
+        of what is all zeros between launches."""
         return self.device.scratch
 
-    def set_scratch(self, buffer: Any, stream: Any = None) -> None:
+    def set_scratch(self, buffer: Any, stream: Any = None, *, zeroed: bool = False) -> None:
         """Let calls on a stream take their scratch from the caller's buffer and never from elsewhere.
 
         Args:
-            buffer: a dense array of any type on the library's device, at a multiple of 256 bytes; it is kept
-                alive until the library is closed.
+            buffer: a dense array of any type on the library's device, at a multiple of 256 bytes, as large as
+                the largest `BoundCall.scratch_bytes`; it is kept alive until the library is closed.
             stream: as for a call.
+            zeroed: it is for scratch that kernels find and leave all zeros, `BoundCall.zeroed_bytes` of it:
+                the caller fills it with zeros once, before the first launch, and after a kernel was aborted;
+                nothing but these launches may write it. Each kind is the library's own where no buffer was
+                given for it.
 
         Raises:
             ContractError: another device, layout or alignment, or a read-only array.
         """
         handle = self.device.stream(stream, buffer)
-        self.device.scratch.give(*writable_bytes(buffer, self.device.ordinal), handle)
-        self._buffers[handle] = buffer
+        pool = self.device.scratch.zeroed if zeroed else self.device.scratch
+        pool.give(*writable_bytes(buffer, self.device.ordinal), handle)
+        self._buffers[handle, zeroed] = buffer
 
     def selftest(
         self, ops: Iterable[str] | None = None, *, against: "Library | None" = None

@@ -120,6 +120,9 @@ def dump(value: Any) -> Json:
     """A dataclass of this module as the JSON value it was read from: dump(parse(x)) == x."""
     if isinstance(value, Param):
         return {name: dump(getattr(value, name)) for name in _PARAM_FIELDS[value.kind]}
+    if isinstance(value, Scratch):
+        entry = {"name": value.name, "bytes": dump(value.bytes), "align": value.align}
+        return {**entry, "zeroed": True} if value.zeroed else entry
     if is_dataclass(value):
         return {f.name: dump(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):

@@ -23,7 +23,7 @@ from kiln.runtime.plan import Attrs, Place, PlanLauncher, Views
 from kiln.runtime.provided import CountingLauncher, ProviderLauncher
 from kiln.runtime.providers import Provider, Providers
 from kiln.runtime.recipe import make_recipe, shape_args
-from kiln.runtime.scratch import Block
+from kiln.runtime.scratch import ABSENT, Block, BlockPool, Lease
 from kiln.runtime.select import (
     Asked,
     Candidate,
@@ -135,33 +135,45 @@ class Operation(ShortWay):
         launcher = decision.launcher
         if launcher is None:
             return
-        if launcher.scratch_bytes:
-            block = self.scratch(decision, handle)
+        if launcher.scratch_bytes or launcher.zeroed_bytes:
+            lease = self.lease(decision, launcher, handle)
             try:
-                launcher.run(pointers, args, handle, block.address)
+                launcher.run(pointers, args, handle, lease.scratch.address, lease.zeroed.address)
             finally:
-                self.device.scratch.put(block)
+                self.device.scratch.end(lease)
         else:
             launcher.run(pointers, args, handle)
         decision.count[0] += 1
 
-    def scratch(self, decision: Decision, stream: int) -> Block:
-        """A block of the stream's scratch for one launch.
+    def lease(self, decision: Decision, launcher: Launcher, stream: int) -> Lease:
+        """Blocks of the stream's scratch for one launch, to be given to `ScratchPool.end`.
 
         Raises:
             UnavailableError: it would have to grow on a sealed library or while the stream is captured.
             DriverError: there is no more memory.
         """
-        size = 0 if decision.launcher is None else decision.launcher.scratch_bytes
-        block = self.device.scratch.take(size, stream)
+        pool = self.device.scratch
+        scratch = zeroed = ABSENT
+        if launcher.scratch_bytes:
+            scratch = self._block(pool, launcher.scratch_bytes, decision, stream)
+        try:
+            if launcher.zeroed_bytes:
+                zeroed = self._block(pool.zeroed, launcher.zeroed_bytes, decision, stream)
+        except BaseException:
+            pool.end(Lease(scratch, ABSENT))
+            raise
+        return Lease(scratch, zeroed)
+
+    def _block(self, pool: BlockPool, size: int, decision: Decision, stream: int) -> Block:
+        block = pool.take(size, stream)
         if block is not None:
             return block
         if self._host.sealed:
             raise UnavailableError(
-                f"{decision.label} needs {size} bytes of scratch on this stream and the library is sealed; "
-                "reserve() the call on the stream before sealing."
+                f"{decision.label} needs {size} bytes of {pool.kind} on this stream and the library is "
+                "sealed; reserve() the call on the stream before sealing."
             )
-        return self.device.scratch.grow(size, stream, decision.label)
+        return pool.grow(size, stream, decision.label)
 
     def bind(self, *operands: Any, out: Any = None, stream: Any = None, **named: Any) -> BoundCall:
         """A call that is checked now and launched later, again and again. Arguments as for a call; outputs
@@ -183,7 +195,8 @@ class Operation(ShortWay):
             threads: how many will make such calls on this stream at once.
 
         Returns:
-            Bytes of scratch of the call, whether or not its providers decline it.
+            Bytes of scratch of the call, whether or not its providers decline it; without zeroed scratch,
+            which is reserved too (`BoundCall.zeroed_bytes` tells how much).
 
         Raises:
             ContractError, SelectionError: as a call.
@@ -194,10 +207,11 @@ class Operation(ShortWay):
         reads, writes = self._views(given)
         handle = self.device.stream(stream, _example(given))
         decision = self._decide(reads, writes, given.scalars, given.attrs, wanted, None)
-        sizes = decision.blocks(given.scalars)
-        size = max(sizes, default=0)
-        self.device.scratch.reserve(size, handle, decision.label, threads * len(sizes))
-        return size
+        pool = self.device.scratch
+        for kind, blocks in (("scratch_bytes", pool), ("zeroed_bytes", pool.zeroed)):
+            sizes = decision.blocks(given.scalars, kind)
+            blocks.reserve(max(sizes, default=0), handle, decision.label, threads * len(sizes))
+        return max(decision.blocks(given.scalars, "scratch_bytes"), default=0)
 
     def explain(
         self,

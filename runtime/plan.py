@@ -161,8 +161,10 @@ class PlanLauncher(PlainLauncher):
         for c in self._calls:
             decision = c.callee.decide(*c.views, c.args(args), c.attrs, self._wanted, place)
             self._linked.append(_Linked(decision, decision.launcher, self._picker(c), c.args))
-        inner = max((s.launcher.scratch_bytes for s in self._linked if s.launcher is not None), default=0)
-        self.scratch_bytes = self._inner + inner
+        launchers = [s.launcher for s in self._linked if s.launcher is not None]
+        self.scratch_bytes = self._inner + max((x.scratch_bytes for x in launchers), default=0)
+        # One step leaves it as the next one needs it.
+        self.zeroed_bytes = max((x.zeroed_bytes for x in launchers), default=0)
 
     def _picker(self, c: _Call) -> Callable[[Sequence[int]], tuple[int, ...]]:
         # A plan's addresses: its operands, read then written, its temporaries, and 0 for what is absent.
@@ -182,13 +184,15 @@ class PlanLauncher(PlainLauncher):
         for s in self._linked:
             s.decision.check(s.pick(addresses))
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """Run the steps one after another on the stream."""
         addresses = (*pointers, *(scratch + o for o in self._offsets), 0)
         inner = scratch + self._inner
         for s in self._linked:
             if s.launcher is not None:
-                s.launcher.run(s.pick(addresses), s.args(args), stream, inner)
+                s.launcher.run(s.pick(addresses), s.args(args), stream, inner, zeroed)
                 s.decision.count[0] += 1
 
     def runs(self, args: Args) -> list[tuple[Launcher, Args]]:

@@ -67,7 +67,9 @@ class ProviderLauncher(PlainLauncher):
         self._fixed = {a.name: v for a, v in zip(op.sig.attrs, self._attrs, strict=True)}
         self._count = op.counts.setdefault(provider.variant, [0])
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """Call the provider; if it declines, run the next candidate below it.
 
         Raises:
@@ -145,14 +147,16 @@ class CountingLauncher(PlainLauncher):
 
     def __init__(self, inner: Launcher, name: str, tally: Tally) -> None:
         self.inner = inner
-        self.scratch_bytes = inner.scratch_bytes
+        self.scratch_bytes, self.zeroed_bytes = inner.scratch_bytes, inner.zeroed_bytes
         self._name = name
         self._tally = tally
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """Count, then run."""
         self._tally.add(self._name, selections=1)
-        self.inner.run(pointers, args, stream, scratch)
+        self.inner.run(pointers, args, stream, scratch, zeroed)
 
 
 def _placed(views: Views, pointers: Sequence[int]) -> Views:

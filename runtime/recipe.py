@@ -10,9 +10,23 @@ from kiln.runtime.dtypes import CODES
 from kiln.runtime.entities import Kernel, Param, Signature
 from kiln.runtime.errors import ContractError
 from kiln.runtime.expr import Env, compile_expr, names
+from kiln.runtime.scratch import laid_out
 
 _RANGES = {"i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1)}
 _BYTE_TYPES = CODES | {"u8", "i8", "bool"}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a launch needs of one kind of scratch.
+
+    Attributes:
+        size: bytes of the block; 0 for none.
+        places: (parameter, offset in the block).
+    """
+
+    size: int
+    places: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -25,7 +39,8 @@ class Recipe:
         pointers: (parameter, index into the call's pointers).
         args: (parameter, scalar position) of scalars passed as they are.
         computed: (parameter, function of the scalars) of everything else that depends on them.
-        scratch: (parameter, bytes) of scratch memory.
+        scratch: scratch memory of arbitrary content.
+        zeroed: scratch memory that is all zeros before and after each launch.
         grid: program counts.
         work: bytes that the operands cover, to judge whether threads pay.
     """
@@ -35,14 +50,15 @@ class Recipe:
     pointers: list[tuple[int, int]]
     args: list[tuple[int, int]]
     computed: list[tuple[int, Callable[[tuple[int | float, ...]], Any]]]
-    scratch: list[tuple[int, int]]
+    scratch: Room
+    zeroed: Room
     grid: tuple[int, int, int]
     work: int
 
     def fill(
-        self, pointers: Sequence[int], args: tuple[int | float, ...], scratch: Sequence[int]
+        self, pointers: Sequence[int], args: tuple[int | float, ...], scratch: int = 0, zeroed: int = 0
     ) -> list[Any]:
-        """The values of one launch."""
+        """The values of one launch, given the addresses of its blocks."""
         values = self.template.copy()
         for at, i in self.pointers:
             values[at] = pointers[i]
@@ -50,8 +66,9 @@ class Recipe:
             values[at] = args[i]
         for at, value in self.computed:
             values[at] = value(args)
-        for (at, _), address in zip(self.scratch, scratch, strict=True):
-            values[at] = address
+        for room, block in ((self.scratch, scratch), (self.zeroed, zeroed)):
+            for at, offset in room.places:
+                values[at] = block + offset
         return values
 
 
@@ -105,22 +122,32 @@ def make_recipe(kernel: Kernel, bound: Bound, sig: Signature) -> Recipe:
     """
     tensors = {t.name: i for i, t in enumerate(sig.tensors)}
     scalars = {o.name: i for i, o in enumerate(sig.scalars)}
-    sizes = {f"scratch:{s.name}": _size(kernel, compile_expr(s.bytes)(bound.env)) for s in kernel.scratch}
     grid = tuple(_extent(kernel, compile_expr(e)(bound.env)) for e in kernel.grid)
-    r = Recipe([], [], [], [], [], [], (grid[0], grid[1], grid[2]), _work(bound))
+    rooms = (_room(kernel, bound, zeroed) for zeroed in (False, True))
+    r = Recipe([], [], [], [], [], *rooms, (grid[0], grid[1], grid[2]), _work(bound))
     for p in kernel.params:
         if p.kind == "dropped":
             continue
         at = len(r.template)
         r.dtypes.append(p.dtype if p.kind == "scalar" else "ptr")
         r.template.append(0)
-        if p.kind == "ptr" and p.operand in sizes:
-            r.scratch.append((at, sizes[p.operand]))
-        elif p.kind == "ptr" and p.operand is not None:
+        if p.kind == "ptr" and p.operand in tensors:
             r.pointers.append((at, tensors[p.operand] + (len(tensors) if p.access == "write" else 0)))
         elif p.kind == "scalar":
             _scalar(r, at, p, bound.env, scalars)
     return r
+
+
+def _room(kernel: Kernel, bound: Bound, zeroed: bool) -> Room:
+    sizes = {
+        f"scratch:{s.name}": _size(kernel, compile_expr(s.bytes)(bound.env))
+        for s in kernel.scratch
+        if s.zeroed is zeroed
+    }
+    offsets, end = laid_out(list(sizes.values()))
+    at = dict(zip(sizes, offsets, strict=True))
+    passed = (p for p in kernel.params if p.kind != "dropped")
+    return Room(end, tuple((i, at[p.operand]) for i, p in enumerate(passed) if p.operand in at))
 
 
 def _scalar(r: Recipe, at: int, p: Param, env: Env, scalars: dict[str, int]) -> None:

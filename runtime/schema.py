@@ -66,6 +66,12 @@ def _json(value: Any) -> Any:
     return value
 
 
+def _true(value: Any) -> bool:
+    if value is not True:
+        raise Mismatch("true, or no such field", value)
+    return True
+
+
 def _attr_values(most: int) -> Reader[dict[str, bool | int | str]]:
     return mapping(_IDENT, attr_value, most)
 
@@ -170,7 +176,9 @@ _PARAM = tagged(
         ),
     },
 )
-_SCRATCH = record(e.Scratch, {"name": _IDENT, "bytes": _EXPR, "align": _ALIGN})
+_SCRATCH = record(
+    e.Scratch, {"name": _IDENT, "bytes": _EXPR, "align": _ALIGN}, optional={"zeroed": _true}
+)
 _ISA = record(e.Isa, {"tier": _WORD, "features": array(_WORD, 64)})
 _SELFTEST = record(e.Selftest, {"seed": _COUNT, "shape": mapping(_IDENT, _COUNT, 16)})
 _RESOURCES = mapping(_IDENT, _COUNT, 32)

@@ -1,6 +1,7 @@
 """Scratch memory: blocks that calls of one stream hand on to each other, in the order of the stream.
 
-A call takes one block for all its scratch and temporaries and puts it back once its work is queued; the next
+A call takes one block for all its scratch and temporaries, and one more for scratch that is all zeros between
+launches, where its kernels ask for that; it puts them back once its work is queued; the next
 call on the same stream may have it, because that work runs later. Threads that queue on one stream at once
 take different blocks. A block is never given to another stream, and is freed only when its device is closed
 or its stream released: a CUDA graph may still use what was outgrown.
@@ -8,7 +9,7 @@ or its stream released: a CUDA graph may still use what was outgrown.
 
 import ctypes
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -46,14 +47,14 @@ class Memory(Protocol):
 
     deferred: bool
 
-    def allocate(self, size: int, stream: int) -> int:
-        """The address of new memory that work on any stream may use from now on."""
+    def allocate(self, size: int, stream: int, zeroed: bool = False) -> int:
+        """The address of new memory, all zeros if asked for, that work on any stream may use from now on."""
 
     def free(self, address: int) -> None:
         """Give memory back, after all work that is queued."""
 
-    def allocate_ordered(self, size: int, stream: int) -> int:
-        """The address of new memory for work queued on the stream from now on."""
+    def allocate_ordered(self, size: int, stream: int, zeroed: bool = False) -> int:
+        """The address of new memory, all zeros if asked for, for work queued on the stream from now on."""
 
     def free_ordered(self, address: int, stream: int) -> None:
         """Give it back after the work queued on the stream so far."""
@@ -84,30 +85,51 @@ class Block(NamedTuple):
     owned: bool = True
 
 
+ABSENT = Block(0, 0, 0, False)
+"""The block of a launch that needs none."""
+
+
+class Lease(NamedTuple):
+    """The blocks of one launch: of arbitrary content, and all zeros; ABSENT where it needs none."""
+
+    scratch: Block
+    zeroed: Block
+
+
 class Counters(NamedTuple):
-    """What a pool has done: calls served from a block that was there, growths, poison fills."""
+    """What a pool has done: calls served from a block that was there, growths, poison fills; and the blocks
+    and bytes of its own that it holds."""
 
     hits: int
     growths: int
     fills: int
+    blocks: int
+    bytes: int
 
 
-class ScratchPool:
-    """The scratch memory of one device. Taking a block that is there costs no lock and no driver call."""
+class BlockPool:
+    """One kind of scratch memory of a device. Taking a block that is there costs no lock and no driver call.
 
-    def __init__(self, memory: Memory, policy: ScratchPolicy) -> None:
+    Zeroed blocks are filled with zeros when they are allocated and never again: each kernel leaves them so.
+    """
+
+    def __init__(self, memory: Memory, policy: ScratchPolicy, zeroed: bool = False) -> None:
         self.policy = policy
+        self.kind = "zeroed scratch" if zeroed else "scratch"
+        """How messages call its memory."""
+        self._zeroed = zeroed
         self._memory = memory
         self._lock = threading.Lock()
         self._free: dict[int, list[Block]] = {}
         self._given: set[int] = set()
         self._retired: list[Block] = []
         self._hits = self._growths = self._fills = 0
+        self._held = (0, 0)
 
     @property
     def counters(self) -> Counters:
         """What was done so far."""
-        return Counters(self._hits, self._growths, self._fills)
+        return Counters(self._hits, self._growths, self._fills, *self._held)
 
     def take(self, size: int, stream: int) -> Block | None:
         """A block of at least `size` bytes that is there; None where the pool would have to grow."""
@@ -140,13 +162,14 @@ class ScratchPool:
             try:
                 if self.policy.pool and self._memory.capturing(stream):
                     raise UnavailableError(
-                        f"{label}: scratch growth during graph capture: need {size} bytes, have "
+                        f"{label}: {self.kind} growth during graph capture: need {size} bytes, have "
                         f"{have.size if have else 0}; reserve() the call on this stream before capturing."
                     )
                 block = self._allocate(size, stream)
             except BaseException:
                 self._restore(have)
                 raise
+            self._hold(1, block)
             self._retire(have)
             self._growths += 1
         return self._poisoned(block)
@@ -154,9 +177,12 @@ class ScratchPool:
     def put(self, block: Block) -> None:
         """Hand a block on to the next call of its stream."""
         if not self.policy.pool and block.owned:
+            with self._lock:
+                self._hold(-1, block)
             self._memory.free_ordered(block.address, block.stream)
         elif block.owned and block.stream in self._given:
-            self._retire(block)
+            with self._lock:
+                self._retire(block)
         else:
             self._free.setdefault(block.stream, []).append(block)
 
@@ -181,7 +207,7 @@ class ScratchPool:
             ContractError: it does not start at a multiple of 256.
         """
         if address % ALIGN or not address:
-            raise ContractError(f"found scratch at {address:#x}, expected a multiple of {ALIGN}.")
+            raise ContractError(f"found {self.kind} at {address:#x}, expected a multiple of {ALIGN}.")
         with self._lock:
             self._retired += (b for b in self._free.get(stream, ()) if b.owned)
             self._given.add(stream)
@@ -212,7 +238,16 @@ class ScratchPool:
             self._free_all(blocks)
 
     def _free_all(self, blocks: list[Block]) -> None:
-        every(partial(self._memory.free, b.address) for b in blocks if b.owned)
+        every(partial(self._free_one, b) for b in blocks if b.owned)
+
+    def _free_one(self, block: Block) -> None:
+        self._hold(-1, block)
+        self._memory.free(block.address)
+
+    def _hold(self, count: int, block: Block) -> None:
+        """Count a block that was allocated (1) or is freed (-1); with the lock held."""
+        blocks, size = self._held
+        self._held = (blocks + count, size + count * block.size)
 
     def _outgrown(self, stream: int) -> Block | None:
         try:
@@ -224,7 +259,7 @@ class ScratchPool:
         if block is not None and self._memory.deferred:
             self._retired.append(block)
         elif block is not None and block.owned:
-            self._memory.free(block.address)
+            self._free_one(block)
 
     def _restore(self, block: Block | None) -> None:
         if block is not None:
@@ -234,19 +269,19 @@ class ScratchPool:
         self._restore(have)
         if have is None:
             raise UnavailableError(
-                f"{label}: the scratch given for this stream is in use by another thread; give each thread "
+                f"{label}: the {self.kind} given for this stream is in use by another thread; give each thread "
                 "a stream of its own."
             )
         raise UnavailableError(
-            f"{label}: needs {size} bytes of scratch, the buffer given for this stream has {have.size}; "
+            f"{label}: needs {size} bytes of {self.kind}, the buffer given for this stream has {have.size}; "
             "give a larger one."
         )
 
     def _allocate(self, size: int, stream: int) -> Block:
         if not self.policy.pool:
-            return Block(self._memory.allocate_ordered(size, stream), size, stream)
+            return Block(self._memory.allocate_ordered(size, stream, self._zeroed), size, stream)
         size = -(-size // GRAIN) * GRAIN
-        return Block(self._memory.allocate(size, stream), size, stream)
+        return Block(self._memory.allocate(size, stream, self._zeroed), size, stream)
 
     def _poisoned(self, block: Block) -> Block:
         if self.policy.poison:
@@ -263,6 +298,36 @@ class ScratchPool:
             self._fills += 1
 
 
+class ScratchPool(BlockPool):
+    """The scratch memory of one device: what this pool hands out has arbitrary content.
+
+    Attributes:
+        zeroed: the pool of memory that is all zeros between launches; it is never poisoned.
+    """
+
+    def __init__(self, memory: Memory, policy: ScratchPolicy) -> None:
+        super().__init__(memory, policy)
+        self.zeroed = BlockPool(memory, replace(policy, poison=False), zeroed=True)
+
+    def end(self, lease: Lease) -> None:
+        """Hand a launch's blocks on to the next one of their stream."""
+        try:
+            if lease.scratch.size:
+                self.put(lease.scratch)
+        finally:
+            if lease.zeroed.size:
+                self.zeroed.put(lease.zeroed)
+
+    def release(self, stream: int) -> None:
+        """Wait for a stream and free its blocks of both kinds: before it is destroyed, and after a kernel was
+        aborted, which may leave zeroed scratch dirty. No graph may use them any more."""
+        every((partial(super().release, stream), partial(self.zeroed.release, stream)))
+
+    def close(self) -> None:
+        """Free every block."""
+        every((super().close, self.zeroed.close))
+
+
 class HostMemory:
     """CPU memory; every call is done when it returns, so there is no order to keep."""
 
@@ -271,9 +336,9 @@ class HostMemory:
     def __init__(self) -> None:
         self._held: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
 
-    def allocate(self, size: int, stream: int) -> int:
+    def allocate(self, size: int, stream: int, zeroed: bool = False) -> int:
         """See Memory."""
-        raw = np.empty(size + ALIGN, np.uint8)
+        raw = (np.zeros if zeroed else np.empty)(size + ALIGN, np.uint8)
         address: int = -(-raw.__array_interface__["data"][0] // ALIGN) * ALIGN
         self._held[address] = raw
         return address
@@ -282,9 +347,9 @@ class HostMemory:
         """See Memory."""
         del self._held[address]
 
-    def allocate_ordered(self, size: int, stream: int) -> int:
+    def allocate_ordered(self, size: int, stream: int, zeroed: bool = False) -> int:
         """See Memory."""
-        return self.allocate(size, stream)
+        return self.allocate(size, stream, zeroed)
 
     def free_ordered(self, address: int, stream: int) -> None:
         """See Memory."""

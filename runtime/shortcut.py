@@ -249,7 +249,7 @@ class ShortWay(ABC):
         return Entry(
             decision,
             decision.count,
-            None if launcher.scratch_bytes else launcher.via((*reads, *writes)),
+            None if launcher.scratch_bytes or launcher.zeroed_bytes else launcher.via((*reads, *writes)),
             set() if decision.checks else None,
             itemgetter(*reads, *writes),
             tuple(self.device.maker(array, o.shape, o.dtype) for _, o in decision.outputs),

@@ -190,9 +190,11 @@ class InterpretedLauncher(PlainLauncher):
     recipe: Recipe
     constants: Mapping[str, Any]
 
-    def run(self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0) -> None:
+    def run(
+        self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
+    ) -> None:
         """Run the grid, program by program."""
-        values = self.recipe.fill(pointers, args, [])
+        values = self.recipe.fill(pointers, args)
         given: dict[str, Any] = dict(self.constants)
         for p, value in zip(self.kernel.params, values, strict=True):
             if p.kind == "ptr":

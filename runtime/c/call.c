@@ -140,6 +140,8 @@ const char *kiln_call_variant(const kiln_call *call) {
 
 size_t kiln_scratch_bytes(const kiln_call *call) { return call->decision.scratch; }
 
+size_t kiln_zeroed_bytes(const kiln_call *call) { return call->decision.zeroed; }
+
 /* ---- launching ---- */
 
 static kiln_code launch_provided(kiln_call *call, kiln_stream stream, kiln_error *error) {

@@ -253,8 +253,13 @@ kiln_code kiln_cuda_free_now(const kiln_library *library, uintptr_t address, kil
   return CALL(library->driver, MemFree, error, address);
 }
 
-kiln_code kiln_cuda_fill(const kiln_library *library, uintptr_t address, size_t bytes, kiln_stream stream, kiln_error *error) {
-  return CALL(library->driver, MemsetD8Async, error, address, 0xff, bytes, stream);
+kiln_code kiln_cuda_fill(const kiln_library *library, uintptr_t address, uint8_t value, size_t bytes, kiln_stream stream,
+                         kiln_error *error) {
+  return CALL(library->driver, MemsetD8Async, error, address, value, bytes, stream);
+}
+
+kiln_code kiln_cuda_synchronize(const kiln_library *library, kiln_stream stream, kiln_error *error) {
+  return CALL(library->driver, StreamSynchronize, error, stream);
 }
 
 kiln_code kiln_cuda_copy(const kiln_library *library, uintptr_t device, void *host, size_t bytes, bool to_device,

@@ -17,14 +17,14 @@ void *kiln_append(decision *d, void **items, uint32_t *count, uint32_t *room, si
   return (char *)*items + (*count)++ * size;
 }
 
-kiln_code kiln_add_temp(decision *d, const char *op, size_t bytes, uint32_t *at, kiln_error *error) {
-  size_t *offset = kiln_append(d, (void **)&d->temps, &d->temp_count, &d->temp_room, sizeof *offset);
-  if (offset == NULL) return kiln_work_failed(&d->memory, op, error);
+kiln_code kiln_add_temp(decision *d, const char *op, size_t bytes, bool zeroed, size_t *end, uint32_t *at, kiln_error *error) {
+  temp_place *place = kiln_append(d, (void **)&d->temps, &d->temp_count, &d->temp_room, sizeof *place);
+  if (place == NULL) return kiln_work_failed(&d->memory, op, error);
   *at = d->operands + d->temp_count - 1;
-  *offset = d->scratch;
+  *place = (temp_place){*end, zeroed};
   size_t rounded = (bytes + SCRATCH_ALIGN - 1) / SCRATCH_ALIGN * SCRATCH_ALIGN;
-  d->scratch += rounded ? rounded : SCRATCH_ALIGN;
-  if (d->scratch < SIZE_MAX / 4) return KILN_OK;
+  *end += rounded ? rounded : SCRATCH_ALIGN;
+  if (*end < SIZE_MAX / 4) return KILN_OK;
   return kiln_fail(error, KILN_CONTRACT, "%s: this call needs more scratch than there are addresses; split it.", op);
 }
 
@@ -62,7 +62,7 @@ static kiln_code build_plan(building *m, const kiln_op *op, const manifest_plan 
   kiln_code code = kiln_plan_frame(op, plan, b, reads, writes, args, d->operands + d->temp_count, m->w, &f, m->error);
   uint32_t at;
   for (uint32_t i = 0; i < plan->temp_count && code == KILN_OK; i++)
-    code = kiln_add_temp(d, op->sig->name, f.temp_bytes[i], &at, m->error);
+    code = kiln_add_temp(d, op->sig->name, f.temp_bytes[i], false, &d->scratch, &at, m->error);
   wanted before = m->asked;
   m->asked = (wanted){.isa = before.isa, .fast = before.fast};
   for (uint32_t i = 0; i < plan->step_count && code == KILN_OK; i++) code = build_step(m, op, &f, &plan->steps[i], args, args_at);

@@ -76,6 +76,7 @@ _Static_assert(sizeof(CUlaunchConfig) == 56 && offsetof(CUlaunchConfig, stream) 
   X(MemsetD8Async, "cuMemsetD8Async", 1, (CUdeviceptr, unsigned char, size_t, CUstream))                                      \
   X(MemcpyHtoD, "cuMemcpyHtoD_v2", 1, (CUdeviceptr, const void *, size_t))                                                    \
   X(MemcpyDtoH, "cuMemcpyDtoH_v2", 1, (void *, CUdeviceptr, size_t))                                                          \
+  X(StreamSynchronize, "cuStreamSynchronize", 1, (CUstream))                                                                  \
   X(StreamIsCapturing, "cuStreamIsCapturing", 1, (CUstream, int *))                                                           \
   X(LaunchKernelEx, "cuLaunchKernelEx", 1, (const CUlaunchConfig *, CUfunction, void **, void **))
 

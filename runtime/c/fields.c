@@ -268,7 +268,8 @@ static bool refuse_fields(reading *r, const record *fields, const json_value *va
   }
   for (size_t i = 0; i < fields->count; ++i) {
     const char *name = fields->fields[i].name;
-    if (kiln_member(value, name) == NULL && (worst == NULL || strcmp(name, worst) < 0)) worst = name;
+    bool missing = !fields->fields[i].how.optional && kiln_member(value, name) == NULL;
+    if (missing && (worst == NULL || strcmp(name, worst) < 0)) worst = name;
   }
   add(&text, "the field '", 11);
   add(&text, worst, strlen(worst));
@@ -276,20 +277,23 @@ static bool refuse_fields(reading *r, const record *fields, const json_value *va
   return kiln_mismatch_text(r, text.text, "'an object without it'");
 }
 
-/* An object with exactly the fields of a table. */
+/* An object with exactly the fields of a table, but for optional ones. */
 bool kiln_read_record(reading *r, const reader *how, const json_value *value, void *out) {
   enum { MOST_FIELDS = 32 };
   const record *fields = how->rule;
   const json_value *found[MOST_FIELDS] = {NULL};
   if (value->kind != JSON_OBJECT) return kiln_mismatch(r, "an object", value);
-  if (value->count != fields->count) return refuse_fields(r, fields, value);
   for (uint32_t i = 0; i < value->count; ++i) {
     int place = field_named(fields, &value->u.members[i]);
     if (place < 0) return refuse_fields(r, fields, value);
     found[place] = &value->u.members[i].value;
   }
   for (size_t i = 0; i < fields->count; ++i) {
+    if (found[i] == NULL && !fields->fields[i].how.optional) return refuse_fields(r, fields, value);
+  }
+  for (size_t i = 0; i < fields->count; ++i) {
     const field *f = &fields->fields[i];
+    if (found[i] == NULL) continue;
     void *place = out == NULL || f->at == NOT_KEPT ? NULL : (char *)out + f->at;
     if (!kiln_step(r, f->name, (uint32_t)strlen(f->name)) || !f->how.read(r, &f->how, found[i], place)) return false;
     kiln_step_back(r);

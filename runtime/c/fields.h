@@ -33,6 +33,7 @@ struct reader {
   size_t size, at;       /* bytes of an item; where a map's value stands in it */
   int64_t low, high;     /* bounds of an integer, of a count */
   bool staged;           /* items live only until names are resolved */
+  bool optional;         /* a field that may be absent: its place stays zero */
   const char *expected;  /* what a refusal asks for */
 };
 

@@ -116,7 +116,7 @@ typedef struct {
   bool has_divisible_by, has_value;
   expr value;
 } kernel_param;
-typedef struct { const char *name; expr bytes; int64_t align; } kernel_scratch;
+typedef struct { const char *name; expr bytes; int64_t align; bool zeroed; } kernel_scratch;
 typedef struct { const char *key; int64_t value; } named_count;
 
 typedef struct {

@@ -33,7 +33,8 @@ kiln_code kiln_fill_numbers(prepared_call *p, kiln_error *error) {
 
 void kiln_fill_pointers(prepared_call *p) {
   const decision *d = p->decision;
-  for (uint32_t i = 0; i < d->temp_count; i++) p->table[d->operands + i] = p->scratch + d->temps[i];
+  for (uint32_t i = 0; i < d->temp_count; i++)
+    p->table[d->operands + i] = (d->temps[i].zeroed ? p->zeroed : p->scratch) + d->temps[i].offset;
   for (uint32_t i = 0; i < d->launch_count; i++)
     for (uint32_t j = 0; j < d->launches[i].pointer_count; j++)
       p->launches[i].slots[d->launches[i].pointers[j].slot] = p->table[d->launches[i].pointers[j].at];
@@ -94,10 +95,12 @@ static kiln_code run_all(prepared_call *p, kiln_stream stream, kiln_error *error
 
 static kiln_code run_with_scratch(prepared_call *p, kiln_stream stream, kiln_error *error) {
   scratch_lease lease;
-  kiln_code code = kiln_scratch_take(p->op, p->context, stream, p->decision->scratch, &lease, error);
+  const decision *d = p->decision;
+  kiln_code code = kiln_scratch_take(p->op, p->context, stream, d->scratch, d->zeroed, &lease, error);
   if (code != KILN_OK) return code;
-  if (p->scratch != lease.address) {
-    p->scratch = lease.address;
+  if (p->scratch != lease.scratch.address || p->zeroed != lease.zeroed.address) {
+    p->scratch = lease.scratch.address;
+    p->zeroed = lease.zeroed.address;
     kiln_fill_pointers(p);
   }
   code = run_all(p, stream, error);
@@ -107,7 +110,7 @@ static kiln_code run_with_scratch(prepared_call *p, kiln_stream stream, kiln_err
 
 kiln_code kiln_go(prepared_call *p, kiln_stream stream, kiln_error *error) {
   const decision *d = p->decision;
-  kiln_code code = d->scratch ? run_with_scratch(p, stream, error) : run_all(p, stream, error);
+  kiln_code code = d->scratch || d->zeroed ? run_with_scratch(p, stream, error) : run_all(p, stream, error);
   if (code != KILN_OK) return code;
   for (uint32_t i = 0; i < d->counted_count; i++) atomic_fetch_add_explicit(&d->counted[i]->runs, 1, memory_order_relaxed);
   return KILN_OK;

@@ -115,8 +115,10 @@ static kiln_code grid(const making *m) {
   return KILN_OK;
 }
 
+/* A launch leaves zeroed scratch as the next one needs it: all of a call's share one block. */
 static kiln_code scratch(making *m) {
   const manifest_kernel *k = m->c->kernel;
+  size_t zeroed = 0;
   for (uint32_t i = 0; i < k->scratch_count; i++) {
     number n;
     kiln_code code = kiln_evaluate(&k->scratch[i].bytes, m->b, m->args, &n, m->error);
@@ -128,9 +130,12 @@ static kiln_code scratch(making *m) {
       kiln_put(&s, " bytes; expected 0 to 2^48.");
       return kiln_fail_put(m->error, KILN_CONTRACT, &s);
     }
-    code = kiln_add_temp(m->d, m->c->op->sig->name, (size_t)n.integer, &m->scratch[i], m->error);
+    bool zero = k->scratch[i].zeroed;
+    code = kiln_add_temp(m->d, m->c->op->sig->name, (size_t)n.integer, zero, zero ? &zeroed : &m->d->scratch, &m->scratch[i],
+                         m->error);
     if (code != KILN_OK) return code;
   }
+  if (zeroed > m->d->zeroed) m->d->zeroed = zeroed;
   return KILN_OK;
 }
 

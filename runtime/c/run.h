@@ -150,6 +150,9 @@ struct pack {
 
 typedef enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_PRETEND } device_kind;
 
+/* See kiln_scratch_counters. */
+typedef struct { _Atomic uint64_t blocks, bytes, hits, growths, fills; } scratch_counts;
+
 struct kiln_library {
   kiln_arena *arena;
   kiln_tree **trees; uint32_t tree_count;
@@ -175,6 +178,7 @@ struct kiln_library {
   cuda_driver *driver;
   context *_Atomic contexts;
   scratch_pool *_Atomic scratch;
+  scratch_counts scratch_counts[2]; /* of arbitrary content, and zeroed */
 };
 
 /* ---- a decision: what a call of one shape does (decide.c) ---- */
@@ -214,6 +218,8 @@ typedef struct {
   bool same_is_fine;
   const char *names[2];
 } overlap;
+/* Where a temporary or scratch lies in its block: the call's scratch, or what is all zeros between launches. */
+typedef struct { size_t offset; bool zeroed; } temp_place;
 struct decision {
   uint64_t hash;
   uint64_t *key; uint32_t key_words;
@@ -225,8 +231,8 @@ struct decision {
   frame *frames; uint32_t frame_count, frame_room;
   overlap *overlaps; uint32_t overlap_count, overlap_room;
   candidate **counted; uint32_t counted_count, counted_room; /* kernels and plans that this call runs */
-  size_t *temps; uint32_t temp_count, temp_room;             /* offsets in scratch, after the operands' addresses in the table */
-  size_t scratch;                   /* bytes */
+  temp_place *temps; uint32_t temp_count, temp_room;         /* after the operands' addresses in the table */
+  size_t scratch, zeroed;           /* bytes of each kind */
   uint32_t numbers;                 /* scalars of the call, then of its steps */
   work memory;
 };
@@ -319,8 +325,8 @@ kiln_code kiln_decide(const kiln_op *op, const operands *o, const wanted *asked,
                       kiln_error *error);
 /* A decision of its own, in `d`, whose memory is the heap's. */
 kiln_code kiln_decide_anew(const kiln_op *op, const operands *o, const wanted *asked, work *w, decision *d, kiln_error *error);
-/* The place in the table of another temporary. */
-kiln_code kiln_add_temp(decision *d, const char *op, size_t bytes, uint32_t *at, kiln_error *error);
+/* The place in the table of another temporary, which lies at `*end` of its block. */
+kiln_code kiln_add_temp(decision *d, const char *op, size_t bytes, bool zeroed, size_t *end, uint32_t *at, kiln_error *error);
 void kiln_free_decisions(kiln_op *op);
 
 /* ---- a launch laid out (prepared.c) ---- */
@@ -340,7 +346,7 @@ typedef struct {
   prepared *launches;
   uintptr_t *table;                 /* addresses read, written, of temporaries */
   number *numbers;
-  uintptr_t scratch;                /* to which the temporaries' addresses belong */
+  uintptr_t scratch, zeroed;        /* to which the temporaries' addresses belong */
 } prepared_call;
 /* Loads what is needed and checks overlaps; the memory of `w` must live as long as the prepared call. */
 kiln_code kiln_prepare_call(const kiln_op *op, const decision *d, const operands *o, context *c, kiln_stream stream, work *w,
@@ -397,14 +403,19 @@ kiln_code kiln_cuda_allocate(const kiln_library *library, size_t bytes, kiln_str
 /* In the order of the stream, or at once. */
 kiln_code kiln_cuda_free(const kiln_library *library, uintptr_t address, kiln_stream stream, kiln_error *error);
 kiln_code kiln_cuda_free_now(const kiln_library *library, uintptr_t address, kiln_error *error);
-kiln_code kiln_cuda_fill(const kiln_library *library, uintptr_t address, size_t bytes, kiln_stream stream, kiln_error *error);
+kiln_code kiln_cuda_fill(const kiln_library *library, uintptr_t address, uint8_t value, size_t bytes, kiln_stream stream,
+                         kiln_error *error);
+kiln_code kiln_cuda_synchronize(const kiln_library *library, kiln_stream stream, kiln_error *error);
 /* Blocking copies between host and device, for the self-test. */
 kiln_code kiln_cuda_copy(const kiln_library *library, uintptr_t device, void *host, size_t bytes, bool to_device,
                          kiln_error *error);
 
-/* ---- scratch (scratch.c) ---- */
-typedef struct { scratch_pool *pool; uintptr_t address; } scratch_lease;
-kiln_code kiln_scratch_take(const kiln_op *op, context *c, kiln_stream stream, size_t bytes, scratch_lease *out, kiln_error *error);
+/* ---- scratch (scratch.c, scratch_set.c) ---- */
+/* Without a pool it is the launch's own. */
+typedef struct { scratch_pool *pool; uintptr_t address; size_t bytes; } scratch_block;
+typedef struct { scratch_block scratch, zeroed; } scratch_lease;
+kiln_code kiln_scratch_take(const kiln_op *op, context *c, kiln_stream stream, size_t scratch, size_t zeroed, scratch_lease *out,
+                            kiln_error *error);
 kiln_code kiln_scratch_give(const kiln_op *op, context *c, kiln_stream stream, scratch_lease *lease, kiln_error *error);
 void kiln_scratch_close(kiln_library *library, bool forked);
 

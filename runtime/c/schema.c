@@ -78,6 +78,11 @@ static bool read_second(reading *r, const reader *how, const json_value *value, 
   return true;
 }
 
+static bool read_true(reading *r, const reader *how, const json_value *value, void *out) {
+  if (value->kind != JSON_TRUE) return kiln_mismatch(r, "true, or no such field", value);
+  return kiln_read_flag(r, how, value, out);
+}
+
 /* A name that is one plain file on every file system: no path, no link trick, no case clash, no device name. */
 static bool read_file_name(reading *r, const reader *how, const json_value *value, void *out) {
   static const char *const devices[] = {"con", "prn", "aux", "nul", NULL};
@@ -298,6 +303,7 @@ static const field SCRATCH_FIELDS[] = {
   {"name", IDENT, offsetof(kernel_scratch, name)},
   {"bytes", EXPR, offsetof(kernel_scratch, bytes)},
   {"align", ALIGNMENT, offsetof(kernel_scratch, align)},
+  {"zeroed", {.read = read_true, .optional = true}, offsetof(kernel_scratch, zeroed)},
 };
 static const field ISA_FIELDS[] = { /* of the kernel itself */
   {"tier", WORD, offsetof(manifest_kernel, isa_tier)},

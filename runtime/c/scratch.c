@@ -1,75 +1,98 @@
-/* Scratch: one growing block per stream of a context on CUDA, a few blocks for the calls that run at once on the CPU.
+/* Scratch: one growing block per stream of a context on CUDA, a few blocks for the calls that run at once on the CPU; and the same
+ * once more for scratch that is all zeros between launches.
  *
  * A block is never freed while a graph may use it: once its stream was captured, or the library sealed, growing retires it.
- * Launches that use one stream's block take turns, so that no other call's kernels come between those of a plan. */
+ * Launches that use one stream's block take turns, so that no other call's kernels come between those of a plan. A zeroed block is
+ * filled with zeros when it is allocated and never again: each kernel leaves it so. */
 #define _GNU_SOURCE
-#include "run.h"
+#include "scratch.h"
 
 #include <sched.h>
 #include <stdlib.h>
 
-typedef struct retired { struct retired *next; uintptr_t address; } retired;
-
-struct scratch_pool {
-  scratch_pool *next;
-  context *context;
-  kiln_stream stream;
-  _Atomic bool busy;        /* everything below belongs to who set it */
-  uintptr_t address;
-  size_t capacity;
-  bool callers;             /* a buffer of the caller's: never grown, never freed */
-  bool pinned;              /* a graph may use it */
-  retired *retired;
-};
-
 enum { GRAIN = 2 << 20 };
 
-static bool try_take(scratch_pool *p) { return !atomic_exchange_explicit(&p->busy, true, memory_order_acquire); }
-static void put_back(scratch_pool *p) { atomic_store_explicit(&p->busy, false, memory_order_release); }
+bool kiln_pool_try_take(scratch_pool *p) { return !atomic_exchange_explicit(&p->busy, true, memory_order_acquire); }
+void kiln_pool_put_back(scratch_pool *p) { atomic_store_explicit(&p->busy, false, memory_order_release); }
 
-static bool is_sealed(const kiln_library *library) { return atomic_load_explicit(&library->sealed, memory_order_acquire); }
+/* ---- counters ---- */
+
+static void add_to(_Atomic uint64_t *counter, uint64_t n) { atomic_fetch_add_explicit(counter, n, memory_order_relaxed); }
+
+static void count_block(kiln_library *library, bool zeroed, size_t bytes) {
+  scratch_counts *counts = &library->scratch_counts[zeroed];
+  add_to(&counts->blocks, 1);
+  add_to(&counts->bytes, bytes);
+  add_to(&counts->growths, 1);
+}
+
+static void discount_block(kiln_library *library, bool zeroed, size_t bytes) {
+  scratch_counts *counts = &library->scratch_counts[zeroed];
+  atomic_fetch_sub_explicit(&counts->blocks, 1, memory_order_relaxed);
+  atomic_fetch_sub_explicit(&counts->bytes, bytes, memory_order_relaxed);
+}
 
 /* ---- memory of the device ---- */
 
-static kiln_code allocate(kiln_library *library, size_t bytes, kiln_stream stream, uintptr_t *out, kiln_error *error) {
-  if (library->kind == DEVICE_CUDA) return kiln_cuda_allocate(library, bytes, stream, out, error);
+/* `wait`: a graph that is captured on the stream may be replayed on one that knows nothing of this one's order. */
+static kiln_code allocate_on_device(kiln_library *library, size_t bytes, kiln_stream stream, bool zeroed, bool wait, uintptr_t *out,
+                                    kiln_error *error) {
+  kiln_code code = kiln_cuda_allocate(library, bytes, stream, out, error);
+  if (code != KILN_OK) return code;
+  if (zeroed) code = kiln_cuda_fill(library, *out, 0, bytes, stream, error);
+  if (code == KILN_OK && wait) code = kiln_cuda_synchronize(library, stream, error);
+  if (code != KILN_OK) kiln_cuda_free(library, *out, stream, NULL);
+  return code;
+}
+
+static kiln_code allocate(kiln_library *library, size_t bytes, kiln_stream stream, bool zeroed, bool wait, uintptr_t *out,
+                          kiln_error *error) {
   void *got = NULL;
-  if (posix_memalign(&got, SCRATCH_ALIGN, bytes) != 0)
-    return kiln_fail(error, KILN_MEMORY, "the system has no %zu bytes of memory left for scratch; free some.", bytes);
-  *out = (uintptr_t)got;
+  if (library->kind == DEVICE_CUDA) {
+    kiln_code code = allocate_on_device(library, bytes, stream, zeroed, wait, out, error);
+    if (code != KILN_OK) return code;
+  } else {
+    if (posix_memalign(&got, SCRATCH_ALIGN, bytes) != 0)
+      return kiln_fail(error, KILN_MEMORY, "the system has no %zu bytes of memory left for scratch; free some.", bytes);
+    if (zeroed) memset(got, 0, bytes);
+    *out = (uintptr_t)got;
+  }
+  count_block(library, zeroed, bytes);
   return KILN_OK;
 }
 
-static kiln_code give_up(kiln_library *library, scratch_pool *p, kiln_error *error) {
+static kiln_code free_block(kiln_library *library, kiln_stream stream, bool zeroed, uintptr_t address, size_t bytes,
+                            kiln_error *error) {
+  discount_block(library, zeroed, bytes);
+  if (library->kind == DEVICE_CUDA) return kiln_cuda_free(library, address, stream, error);
+  free((void *)address);
+  return KILN_OK;
+}
+
+kiln_code kiln_pool_give_up(kiln_library *library, scratch_pool *p, kiln_error *error) {
   if (p->address == 0 || p->callers) return KILN_OK;
-  if (library->kind != DEVICE_CUDA) {
-    free((void *)p->address);
-    return KILN_OK;
-  }
-  if (!p->pinned) {
-    uintptr_t old = p->address;
+  if (library->kind != DEVICE_CUDA || !p->pinned) {
+    retired old = {NULL, p->address, p->capacity};
     /* The driver may report an earlier error after it did what it was asked: what was given back once is not given back again. */
     p->address = 0;
     p->capacity = 0;
-    return kiln_cuda_free(library, old, p->stream, error);
+    return free_block(library, p->stream, p->zeroed, old.address, old.bytes, error);
   }
   retired *r = malloc(sizeof *r);
   if (r == NULL) return kiln_fail(error, KILN_MEMORY, "the system has no memory left; free some.");
-  *r = (retired){p->retired, p->address};
+  *r = (retired){p->retired, p->address, p->capacity};
   p->retired = r;
   return KILN_OK;
 }
 
-/* With the pool taken and its context current. */
-static kiln_code grow(kiln_library *library, scratch_pool *p, size_t bytes, kiln_error *error) {
+kiln_code kiln_pool_grow(kiln_library *library, scratch_pool *p, size_t bytes, kiln_error *error) {
   uintptr_t address;
   size_t size = library->kind == DEVICE_CUDA ? (bytes + GRAIN - 1) / GRAIN * GRAIN : bytes;
-  kiln_code code = allocate(library, size, p->stream, &address, error);
+  kiln_code code = allocate(library, size, p->stream, p->zeroed, true, &address, error);
   if (code != KILN_OK) return code;
-  code = give_up(library, p, error);
+  code = kiln_pool_give_up(library, p, error);
   if (code != KILN_OK) {
-    if (library->kind == DEVICE_CUDA) kiln_cuda_free(library, address, p->stream, NULL);
-    else free((void *)address);
+    free_block(library, p->stream, p->zeroed, address, size, NULL);
     return code;
   }
   p->address = address;
@@ -80,11 +103,12 @@ static kiln_code grow(kiln_library *library, scratch_pool *p, size_t bytes, kiln
 
 /* ---- pools ---- */
 
-static kiln_code new_pool(kiln_library *library, context *c, kiln_stream stream, scratch_pool **out, kiln_error *error) {
+kiln_code kiln_pool_add(kiln_library *library, context *c, kiln_stream stream, bool zeroed, scratch_pool **out, kiln_error *error) {
   scratch_pool *p = calloc(1, sizeof *p);
   if (p == NULL) return kiln_fail(error, KILN_MEMORY, "the system has no memory left; free some.");
   p->context = c;
   p->stream = stream;
+  p->zeroed = zeroed;
   atomic_store(&p->busy, true);
   pthread_mutex_lock(&library->lock);
   p->next = atomic_load_explicit(&library->scratch, memory_order_relaxed);
@@ -94,199 +118,180 @@ static kiln_code new_pool(kiln_library *library, context *c, kiln_stream stream,
   return KILN_OK;
 }
 
-/* The pool of a stream, taken; NULL if there is none. */
-static scratch_pool *stream_pool(kiln_library *library, const context *c, kiln_stream stream) {
+scratch_pool *kiln_pool_of_stream(kiln_library *library, const context *c, kiln_stream stream, bool zeroed) {
   scratch_pool *p = atomic_load_explicit(&library->scratch, memory_order_acquire);
-  while (p != NULL && (p->context != c || p->stream != stream)) p = p->next;
-  while (p != NULL && !try_take(p)) sched_yield();
+  while (p != NULL && (p->context != c || p->stream != stream || p->zeroed != zeroed)) p = p->next;
+  while (p != NULL && !kiln_pool_try_take(p)) sched_yield();
   return p;
 }
 
 /* A free block of the CPU that is big enough, else any free one; NULL if all are in use. */
-static scratch_pool *cpu_pool_block(kiln_library *library, size_t bytes) {
+static scratch_pool *cpu_pool_block(kiln_library *library, size_t bytes, bool zeroed) {
   scratch_pool *found = NULL;
   for (scratch_pool *p = atomic_load_explicit(&library->scratch, memory_order_acquire); p != NULL; p = p->next) {
-    if (!try_take(p)) continue;
+    if (p->zeroed != zeroed || !kiln_pool_try_take(p)) continue;
     if (p->capacity >= bytes) {
-      if (found != NULL) put_back(found);
+      if (found != NULL) kiln_pool_put_back(found);
       return p;
     }
-    if (found != NULL) put_back(p);
+    if (found != NULL) kiln_pool_put_back(p);
     else found = p;
   }
   return found;
 }
 
-static kiln_code find_pool(kiln_library *library, context *c, kiln_stream stream, size_t bytes, scratch_pool **out,
-                           kiln_error *error) {
-  *out = library->kind == DEVICE_CUDA ? stream_pool(library, c, stream) : cpu_pool_block(library, bytes);
-  if (*out != NULL) return KILN_OK;
-  if (is_sealed(library)) return KILN_UNAVAILABLE;
-  return new_pool(library, c, stream, out, error);
-}
-
 /* ---- taking and giving back ---- */
 
-static kiln_code refuse(const kiln_op *op, const char *why, size_t need, size_t have, kiln_error *error) {
-  return kiln_fail(error, KILN_UNAVAILABLE,
-                   "%s: scratch growth %s: need %zu have %zu bytes; give the stream more with kiln_set_scratch.",
-                   op->sig->name, why, need, have);
+/* What a launch asks for. */
+typedef struct {
+  const kiln_op *op;
+  context *context;
+  kiln_stream stream;
+  size_t bytes;
+  bool zeroed, capturing;
+} request_for;
+
+static kiln_code refuse(const request_for *r, const char *why, size_t have, kiln_error *error) {
+  return kiln_fail(error, KILN_UNAVAILABLE, "%s: %s growth %s: need %zu have %zu bytes; give the stream more with %s.",
+                   r->op->sig->name, r->zeroed ? "zeroed scratch" : "scratch", why, r->bytes, have,
+                   r->zeroed ? "kiln_set_zeroed_scratch" : "kiln_set_scratch");
 }
 
-static kiln_code make_fit(const kiln_op *op, scratch_pool *p, size_t bytes, bool capturing, kiln_error *error) {
-  if (p->capacity >= bytes) return KILN_OK;
-  if (p->callers) return refuse(op, "of the caller's buffer", bytes, p->capacity, error);
-  if (is_sealed(op->library)) return refuse(op, "of a sealed library", bytes, p->capacity, error);
-  if (capturing) return refuse(op, "during graph capture", bytes, p->capacity, error);
-  return grow(op->library, p, bytes, error);
+static kiln_code find_pool(const request_for *r, scratch_pool **out, kiln_error *error) {
+  kiln_library *library = r->op->library;
+  *out = library->kind == DEVICE_CUDA ? kiln_pool_of_stream(library, r->context, r->stream, r->zeroed)
+                                      : cpu_pool_block(library, r->bytes, r->zeroed);
+  if (*out != NULL) return KILN_OK;
+  if (kiln_is_sealed(library)) return refuse(r, "of a sealed library", 0, error);
+  return kiln_pool_add(library, r->context, r->stream, r->zeroed, out, error);
 }
 
-static kiln_code poison(kiln_library *library, uintptr_t address, size_t bytes, kiln_stream stream, bool capturing,
-                        kiln_error *error) {
-  if (!library->poison || capturing) return KILN_OK;
-  if (library->kind == DEVICE_CUDA) return kiln_cuda_fill(library, address, bytes, stream, error);
-  memset((void *)address, 0xff, bytes);
+static kiln_code make_fit(const request_for *r, scratch_pool *p, kiln_error *error) {
+  if (p->capacity >= r->bytes) {
+    add_to(&r->op->library->scratch_counts[r->zeroed].hits, 1);
+    return KILN_OK;
+  }
+  if (p->callers) return refuse(r, "of the caller's buffer", p->capacity, error);
+  if (kiln_is_sealed(r->op->library)) return refuse(r, "of a sealed library", p->capacity, error);
+  if (r->capturing) return refuse(r, "during graph capture", p->capacity, error);
+  return kiln_pool_grow(r->op->library, p, r->bytes, error);
+}
+
+static kiln_code poison(const request_for *r, uintptr_t address, kiln_error *error) {
+  kiln_library *library = r->op->library;
+  if (!library->poison || r->capturing || r->zeroed) return KILN_OK;
+  add_to(&library->scratch_counts[r->zeroed].fills, 1);
+  if (library->kind == DEVICE_CUDA) return kiln_cuda_fill(library, address, 0xff, r->bytes, r->stream, error);
+  memset((void *)address, 0xff, r->bytes);
   return KILN_OK;
 }
 
 /* A graph may use what a captured stream uses. A sealed library asks nothing and pins every block it uses. */
-static kiln_code take_pool(const kiln_op *op, context *c, kiln_stream stream, size_t bytes, scratch_lease *out, kiln_error *error) {
-  kiln_library *library = op->library;
-  bool capturing = false, asks = library->kind == DEVICE_CUDA && (!is_sealed(library) || library->poison);
-  kiln_code code = asks ? kiln_cuda_capturing(library, stream, &capturing, error) : KILN_OK;
-  if (code != KILN_OK) return code;
+static kiln_code take_pool(const request_for *r, scratch_block *out, kiln_error *error) {
   scratch_pool *p = NULL;
-  code = find_pool(library, c, stream, bytes, &p, error);
-  if (code == KILN_UNAVAILABLE) return refuse(op, "of a sealed library", bytes, 0, error);
+  kiln_code code = find_pool(r, &p, error);
   if (code != KILN_OK) return code;
-  code = make_fit(op, p, bytes, capturing, error);
-  if (code == KILN_OK) code = poison(library, p->address, bytes, stream, capturing, error);
+  code = make_fit(r, p, error);
+  if (code == KILN_OK) code = poison(r, p->address, error);
   if (code != KILN_OK) {
-    put_back(p);
+    kiln_pool_put_back(p);
     return code;
   }
-  p->pinned = p->pinned || capturing || is_sealed(library);
-  *out = (scratch_lease){p, p->address};
+  p->pinned = p->pinned || r->capturing || kiln_is_sealed(r->op->library);
+  *out = (scratch_block){p, p->address, p->capacity};
   return KILN_OK;
 }
 
-static kiln_code take_fresh(const kiln_op *op, kiln_stream stream, size_t bytes, scratch_lease *out, kiln_error *error) {
-  kiln_library *library = op->library;
-  bool capturing = false;
-  *out = (scratch_lease){NULL, 0};
-  if (is_sealed(library)) return refuse(op, "of a sealed library without a pool", bytes, 0, error);
-  kiln_code code = library->kind == DEVICE_CUDA && library->poison ? kiln_cuda_capturing(library, stream, &capturing,
-                                                                                         error) : KILN_OK;
-  if (code == KILN_OK) code = allocate(library, bytes, stream, &out->address, error);
-  if (code == KILN_OK) code = poison(library, out->address, bytes, stream, capturing, error);
+static kiln_code take_fresh(const request_for *r, scratch_block *out, kiln_error *error) {
+  if (kiln_is_sealed(r->op->library)) return refuse(r, "of a sealed library without a pool", 0, error);
+  scratch_block fresh = {NULL, 0, r->bytes};
+  kiln_code code = allocate(r->op->library, r->bytes, r->stream, r->zeroed, false, &fresh.address, error);
+  if (code != KILN_OK) return code;
+  code = poison(r, fresh.address, error);
+  if (code != KILN_OK) free_block(r->op->library, r->stream, r->zeroed, fresh.address, fresh.bytes, NULL);
+  else *out = fresh;
   return code;
 }
 
-static kiln_code free_fresh(kiln_library *library, kiln_stream stream, uintptr_t address, kiln_error *error) {
-  if (address == 0) return KILN_OK;
-  if (library->kind == DEVICE_CUDA) return kiln_cuda_free(library, address, stream, error);
-  free((void *)address);
+static kiln_code give(kiln_library *library, kiln_stream stream, bool zeroed, const scratch_block *block, kiln_error *error) {
+  if (block->pool != NULL) kiln_pool_put_back(block->pool);
+  else if (block->address != 0) return free_block(library, stream, zeroed, block->address, block->bytes, error);
   return KILN_OK;
 }
 
-kiln_code kiln_scratch_take(const kiln_op *op, context *c, kiln_stream stream, size_t bytes, scratch_lease *out,
+/* Always in this order, so that launches that wait for each other's blocks do not wait forever. */
+static kiln_code take_both(const kiln_op *op, context *c, kiln_stream stream, size_t scratch, size_t zeroed, scratch_lease *out,
+                           kiln_error *error) {
+  kiln_library *library = op->library;
+  request_for r = {op, c, stream, scratch, false, false};
+  bool asks = library->kind == DEVICE_CUDA && (!kiln_is_sealed(library) || library->poison);
+  kiln_code (*take)(const request_for *, scratch_block *, kiln_error *) = library->per_call ? take_fresh : take_pool;
+  kiln_code code = asks ? kiln_cuda_capturing(library, stream, &r.capturing, error) : KILN_OK;
+  if (code == KILN_OK && scratch != 0) code = take(&r, &out->scratch, error);
+  if (code != KILN_OK || zeroed == 0) return code;
+  r.bytes = zeroed;
+  r.zeroed = true;
+  code = take(&r, &out->zeroed, error);
+  if (code != KILN_OK) give(library, stream, false, &out->scratch, NULL);
+  return code;
+}
+
+kiln_code kiln_scratch_take(const kiln_op *op, context *c, kiln_stream stream, size_t scratch, size_t zeroed, scratch_lease *out,
                             kiln_error *error) {
   kiln_library *library = op->library;
   bool pushed = false, cuda = library->kind == DEVICE_CUDA;
+  *out = (scratch_lease){0};
   kiln_code code = cuda ? kiln_cuda_enter(library, c, &pushed, error) : KILN_OK;
   if (code != KILN_OK) return code;
-  if (!library->per_call) {
-    code = take_pool(op, c, stream, bytes, out, error);
-  } else {
-    code = take_fresh(op, stream, bytes, out, error);
-    if (code != KILN_OK) free_fresh(library, stream, out->address, NULL);
-  }
+  code = take_both(op, c, stream, scratch, zeroed, out, error);
   if (cuda) kiln_cuda_leave(library, pushed);
   return code;
 }
 
 kiln_code kiln_scratch_give(const kiln_op *op, context *c, kiln_stream stream, scratch_lease *lease, kiln_error *error) {
   kiln_library *library = op->library;
-  if (lease->pool != NULL) {
-    put_back(lease->pool);
-    return KILN_OK;
-  }
-  bool pushed = false, cuda = library->kind == DEVICE_CUDA;
+  bool pushed = false, cuda = library->kind == DEVICE_CUDA && library->per_call;
   kiln_code code = cuda ? kiln_cuda_enter(library, c, &pushed, error) : KILN_OK;
-  if (code == KILN_OK) code = free_fresh(library, stream, lease->address, error);
+  if (code != KILN_OK) return code;
+  code = give(library, stream, false, &lease->scratch, error);
+  kiln_code other = give(library, stream, true, &lease->zeroed, code == KILN_OK ? error : NULL);
   if (cuda) kiln_cuda_leave(library, pushed);
-  return code;
-}
-
-/* ---- what a caller sets ---- */
-
-static kiln_code set_buffer(kiln_library *library, scratch_pool *p, void *buffer, size_t bytes, kiln_error *error) {
-  p->pinned = p->pinned || is_sealed(library);
-  if (buffer == NULL) return p->capacity >= bytes && !p->callers ? KILN_OK : grow(library, p, bytes ? bytes : 1, error);
-  kiln_code code = give_up(library, p, error);
-  if (code != KILN_OK) return code;
-  p->address = (uintptr_t)buffer;
-  p->capacity = bytes;
-  p->callers = true;
-  return KILN_OK;
-}
-
-static kiln_code set_on_device(kiln_library *library, context *c, kiln_stream stream, void *buffer, size_t bytes,
-                               kiln_error *error) {
-  bool capturing;
-  kiln_code code = kiln_cuda_capturing(library, stream, &capturing, error);
-  if (code != KILN_OK) return code;
-  if (capturing) return kiln_fail(error, KILN_UNAVAILABLE, "this stream is being captured; set its scratch before that.");
-  scratch_pool *p = stream_pool(library, c, stream);
-  if (p == NULL) code = new_pool(library, c, stream, &p, error);
-  if (code != KILN_OK) return code;
-  code = set_buffer(library, p, buffer, bytes, error);
-  put_back(p);
-  return code;
-}
-
-kiln_code kiln_set_scratch(kiln_library *library, kiln_stream stream, void *buffer, size_t bytes, kiln_error *error) {
-  context *c;
-  bool pushed;
-  if (library == NULL) return kiln_fail(error, KILN_CONTRACT, "found no library, expected an open one.");
-  kiln_code code = kiln_check_alive(library, error);
-  if (code != KILN_OK) return code;
-  if (library->kind == DEVICE_PRETEND) return kiln_fail(error, KILN_UNAVAILABLE, "%s device has no memory.", library->label);
-  if ((uintptr_t)buffer % SCRATCH_ALIGN != 0)
-    return kiln_fail(error, KILN_CONTRACT, "the scratch buffer is not aligned to %d bytes; pass one that is.", SCRATCH_ALIGN);
-  if (library->kind == DEVICE_CPU) {
-    scratch_pool *p = NULL;
-    if (stream != NULL || buffer != NULL) return kiln_fail(error, KILN_CONTRACT,
-                                                           "on the CPU, scratch has no stream or buffer; pass NULL.");
-    code = new_pool(library, NULL, NULL, &p, error);
-    if (code != KILN_OK) return code;
-    code = grow(library, p, bytes ? bytes : 1, error);
-    put_back(p);
-    return code;
-  }
-  code = kiln_current_context(library, &c, error);
-  if (code == KILN_OK) code = kiln_cuda_enter(library, c, &pushed, error);
-  if (code != KILN_OK) return code;
-  code = set_on_device(library, c, stream, buffer, bytes, error);
-  kiln_cuda_leave(library, pushed);
-  return code;
+  return code != KILN_OK ? code : other;
 }
 
 /* ---- the end ---- */
 
-static void free_pool(kiln_library *library, scratch_pool *p, bool forked) {
-  bool pushed = false, cuda = library->kind == DEVICE_CUDA;
-  bool reachable = !cuda || (!forked && kiln_cuda_enter(library, p->context, &pushed, NULL) == KILN_OK);
+static kiln_code free_now(kiln_library *library, const scratch_pool *p, uintptr_t address, size_t bytes, bool reachable,
+                          kiln_error *error) {
+  discount_block(library, p->zeroed, bytes);
+  if (library->kind == DEVICE_CUDA) return reachable ? kiln_cuda_free_now(library, address, error) : KILN_OK;
+  free((void *)address);
+  return KILN_OK;
+}
+
+kiln_code kiln_pool_empty(kiln_library *library, scratch_pool *p, bool reachable, kiln_error *error) {
+  kiln_code code = KILN_OK;
   while (p->retired != NULL) {
     retired *r = p->retired;
     p->retired = r->next;
-    if (reachable) kiln_cuda_free_now(library, r->address, NULL);
+    kiln_code freed = free_now(library, p, r->address, r->bytes, reachable, code == KILN_OK ? error : NULL);
+    code = code != KILN_OK ? code : freed;
     free(r);
   }
   if (p->address != 0 && !p->callers) {
-    if (!cuda) free((void *)p->address);
-    else if (reachable) kiln_cuda_free_now(library, p->address, NULL);
+    kiln_code freed = free_now(library, p, p->address, p->capacity, reachable, code == KILN_OK ? error : NULL);
+    code = code != KILN_OK ? code : freed;
   }
+  p->address = 0;
+  p->capacity = 0;
+  p->callers = p->pinned = false;
+  return code;
+}
+
+static void close_pool(kiln_library *library, scratch_pool *p, bool forked) {
+  bool pushed = false, cuda = library->kind == DEVICE_CUDA;
+  bool reachable = !cuda || (!forked && kiln_cuda_enter(library, p->context, &pushed, NULL) == KILN_OK);
+  kiln_pool_empty(library, p, reachable, NULL);
   if (cuda && reachable) kiln_cuda_leave(library, pushed);
 }
 
@@ -295,7 +300,7 @@ void kiln_scratch_close(kiln_library *library, bool forked) {
   atomic_store(&library->scratch, NULL);
   while (p != NULL) {
     scratch_pool *next = p->next;
-    free_pool(library, p, forked);
+    close_pool(library, p, forked);
     free(p);
     p = next;
   }

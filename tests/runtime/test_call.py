@@ -16,6 +16,8 @@ from kiln.tests.runtime.trees import (
     MN,
     OPS,
     PARAMS,
+    PLAN,
+    compile_c,
     cpu_manifest,
     dim,
     kernel,
@@ -433,3 +435,64 @@ def test_scratch(tmp_path: Path, ops_so: bytes) -> None:
         out = np.full_like(X, 7)
         lib.negate(X, out=out)
         assert (out == 7).all()
+
+
+COUNTING = """
+typedef long long i64;
+
+i64 kiln_negate(void *const *p, const i64 *n, const double *f, i64 begin, i64 end) {
+  const float *x = p[0];
+  float *out = p[1];
+  int *count = p[2];
+  unsigned char *work = p[3];
+  (void)f;
+  for (i64 r = begin; r < end; ++r) {
+    if (count[r] != 0) return r + 1;
+    for (i64 c = 0; c < n[0]; ++c, ++count[r]) out[r * n[2] + c] = -x[r * n[1] + c];
+    work[r] = 0xff;
+    if (x[r * n[1]] != 99) count[r] = 0;
+  }
+  return 0;
+}
+"""
+"""Counts in scratch that must be zero; a row that begins with 99 is aborted before it is zero again."""
+
+
+def test_zeroed_scratch(tmp_path: Path) -> None:
+    """It is zero at each launch, in a plan too, whatever other scratch and poison do; what an aborted kernel
+    left is replaced by `release`."""
+    data = compile_c(tmp_path, COUNTING)
+    scratch = [
+        {"name": "count", "bytes": ["mul", 4, dim("M")], "align": 4, "zeroed": True},
+        {"name": "work", "bytes": dim("M"), "align": 1},
+    ]
+    pointers = [pointer(f"scratch:{s['name']}", "write", "u8", 1, s["name"]) for s in scratch]
+    params = [*PARAMS["negate"][:2], *pointers, *PARAMS["negate"][2:]]
+    entry = kernel("negate", "base", params, data, scratch=scratch)
+    steps = [
+        {"op": "negate", "bind": {"x": "x", "out": "temp:t0"}, "args": {}, "attrs": {}},
+        {"op": "negate", "bind": {"x": "temp:t0", "out": "out"}, "args": {}, "attrs": {}},
+    ]
+    plan = {**PLAN, "op": "twice", "steps": steps}
+    ops = {"negate": OPS["negate"], "twice": {**OPS["negate"], "kind": "recipe"}}
+    m = manifest([entry], ops=ops, recipes=[plan])
+    root = write_tree(tmp_path / "t", {"cpu-x86_64": m}, {"ops.so": data})
+    with kiln.load(root) as lib:
+        for n in (3, 3, 5000, 3):
+            x = rows(n, 7)
+            assert np.array_equal(lib.negate(x), -x)
+            assert np.array_equal(lib.twice(x), x)
+        bound = lib.twice.bind(x)
+        assert (bound.zeroed_bytes, bound.scratch_bytes > 256) == (256, True)
+        assert np.array_equal(bound(), x)
+        assert lib.scratch.zeroed.counters.growths <= 2
+        bad = x.copy()
+        bad[1, 0] = 99
+        lib.negate(bad)
+        for call in (lambda: lib.negate(x), bound):
+            with pytest.raises(ContractError, match="row 1 holds"):
+                call()
+        lib.scratch.release(0)
+        assert lib.scratch.zeroed.counters[3:] == (0, 0)
+        assert np.array_equal(lib.negate(x), -x)
+        assert np.array_equal(bound(), x)

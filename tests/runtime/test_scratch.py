@@ -32,9 +32,9 @@ class Recorder(HostMemory):
         self.log: list[tuple[Any, ...]] = []
         self.captured: set[int] = set()
 
-    def allocate(self, size: int, stream: int) -> int:
-        self.log.append(("allocate", size, stream))
-        return super().allocate(size, stream)
+    def allocate(self, size: int, stream: int, zeroed: bool = False) -> int:
+        self.log.append(("allocate zeroed" if zeroed else "allocate", size, stream))
+        return super().allocate(size, stream, zeroed)
 
     def free(self, address: int) -> None:
         self.log.append(("free",))
@@ -71,7 +71,7 @@ def test_a_stream_reuses_its_block_and_no_other() -> None:
     assert use(pool, GRAIN, 7) == first
     assert use(pool, 1, 8) != first
     assert memory.log == [("allocate", GRAIN, 7), ("allocate", GRAIN, 8)]
-    assert pool.counters == Counters(hits=1, growths=2, fills=0)
+    assert pool.counters == Counters(hits=1, growths=2, fills=0, blocks=2, bytes=2 * GRAIN)
 
 
 def test_calls_that_queue_at_once_get_different_blocks() -> None:
@@ -96,8 +96,10 @@ def test_an_outgrown_block_is_kept_for_graphs_until_released() -> None:
     assert use(pool, 10, 7) == large
     pool.release(8)
     assert ("free",) not in memory.log
+    assert pool.counters[3:] == (2, 3 * GRAIN)
     pool.release(7)
     assert memory.log[-3:] == [("synchronize", 7), ("free",), ("free",)]
+    assert pool.counters[3:] == (0, 0)
     assert use(pool, 10, 7)
 
 
@@ -139,7 +141,7 @@ def test_poison_fills_before_each_use_but_not_into_a_graph() -> None:
     pool, memory = made(ScratchPolicy(poison=True))
     use(pool, 10, 7)
     use(pool, 10, 7)
-    assert pool.counters == Counters(hits=1, growths=1, fills=2)
+    assert pool.counters == Counters(hits=1, growths=1, fills=2, blocks=1, bytes=GRAIN)
     memory.captured = {7}
     use(pool, 10, 7)
     assert pool.counters.fills == 2
@@ -183,6 +185,7 @@ def test_without_a_pool_each_call_allocates() -> None:
     assert memory.log == [("allocate", 10, 7), ("free",)] * 2
     pool.reserve(10, 7)
     assert len(memory.log) == 4
+    assert pool.counters[3:] == (0, 0)
 
 
 def test_layout_of_one_block() -> None:
@@ -256,7 +259,7 @@ def test_a_plan_takes_one_block_for_temporaries_and_scratch(twice: Path) -> None
         for _ in range(4):
             lib.twice(X, out=OUT, eps=0.5, stream=9)
         assert {n for n, _ in driver.log[before:]} == {"cuLaunchKernelEx"}
-        assert lib.scratch.counters == Counters(hits=4, growths=1, fills=0)
+        assert lib.scratch.counters == Counters(hits=4, growths=1, fills=0, blocks=1, bytes=2 * MiB)
         assert lib.stats() == {"twice": {"composite": 5}, "negate": {"a": 10}}
         lib.negate(X, out=OUT, stream=10)
         assert len(driver.allocated) == 2

@@ -219,6 +219,7 @@ KILN_API kiln_code kiln_launch(kiln_call *call, kiln_stream stream, kiln_error *
 KILN_API kiln_code kiln_rebind(kiln_call *call, const kiln_argument *changed, size_t count, kiln_error *error);
 KILN_API const char *kiln_call_variant(const kiln_call *call); /* "" for a call without rows */
 KILN_API size_t kiln_scratch_bytes(const kiln_call *call);     /* that a launch needs */
+KILN_API size_t kiln_zeroed_bytes(const kiln_call *call);      /* the same of scratch that is all zeros between launches */
 KILN_API void kiln_call_free(kiln_call *call);                 /* NULL is fine */
 
 /* ---- production ---- */
@@ -234,6 +235,17 @@ KILN_API void kiln_seal(kiln_library *library);
  * now. Never freed while a graph may use it: only kiln_close gives it back. On the CPU `stream` is NULL, `buffer` must be NULL,
  * and one block is added for one more call at a time. */
 KILN_API kiln_code kiln_set_scratch(kiln_library *library, kiln_stream stream, void *buffer, size_t bytes, kiln_error *error);
+/* The same for scratch that kernels find all zeros and leave so, the largest kiln_zeroed_bytes of it: the library's own is filled
+ * with zeros when it is allocated. The caller fills a buffer of its own with zeros once, before the first launch; nothing but
+ * launches on this stream may write it. */
+KILN_API kiln_code kiln_set_zeroed_scratch(kiln_library *library, kiln_stream stream, void *buffer, size_t bytes, kiln_error *error);
+/* Waits for a stream of the current context and gives back its scratch of both kinds: before it is destroyed, and after a kernel
+ * was aborted, which may leave zeroed scratch dirty. No graph may use it any more; buffers of the caller's are the caller's again.
+ * The next call gets new memory, or, of a sealed library, what is set for it. On the CPU `stream` is NULL, and calls are waited for. */
+KILN_API kiln_code kiln_release_scratch(kiln_library *library, kiln_stream stream, kiln_error *error);
+/* The library's own scratch: blocks and bytes that it holds, calls that found what they needed, blocks allocated, poison fills. */
+typedef struct { uint64_t blocks, bytes, hits, growths, fills; } kiln_scratch_counters;
+KILN_API void kiln_scratch_stats(const kiln_library *library, int32_t zeroed, kiln_scratch_counters *out); /* zeroed: which kind */
 /* Forbids (or allows again) a name as KILN_DISABLE would. Bound calls and captured graphs keep what they have. */
 KILN_API kiln_code kiln_disable(kiln_library *library, const char *name, int32_t disabled, kiln_error *error);
 /* Runs per op and variant (or provider), those of plans' steps included, and calls that a provider declined; in order, zeros left

@@ -69,7 +69,10 @@ ENTRY = {
     "launch": {"pdl": True, "cooperative": False},
     "block": [32, 4, 1],
     "cluster": [2, 1, 1],
-    "scratch": [{"name": "work", "bytes": ["roundup", ["mul", dim("M"), 7], 256], "align": 64}],
+    "scratch": [
+        {"name": "work", "bytes": ["roundup", ["mul", dim("M"), 7], 256], "align": 64},
+        {"name": "counters", "bytes": 4, "align": 4, "zeroed": True},
+    ],
     "resources": {"registers": 3, "stack": 0},
     "budget": {"registers": 9},
     "specialization": {"deep": [{"a\0b": [1e-300]}]},

@@ -145,7 +145,7 @@ static void dump_kernel(FILE *f, const manifest *m, const manifest_kernel *k) {
   fputs("\n", f);
   for (uint32_t i = 0; i < k->param_count; ++i) dump_param(f, op, k, &k->params[i]);
   for (uint32_t i = 0; i < k->scratch_count; ++i) {
-    fprintf(f, "  scratch %s %" PRId64, k->scratch[i].name, k->scratch[i].align);
+    fprintf(f, "  scratch %s %" PRId64 "%s", k->scratch[i].name, k->scratch[i].align, k->scratch[i].zeroed ? " zeroed" : "");
     dump_expr(f, op, &k->scratch[i].bytes);
     fputs("\n", f);
   }

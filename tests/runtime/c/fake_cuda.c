@@ -193,6 +193,7 @@ API int cuMemsetD8Async(unsigned long long address, unsigned char value, size_t 
 }
 API int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t bytes) { ENTER("cuMemcpyHtoD_v2"); memcpy((void *)(uintptr_t)to, from, bytes); return 0; }
 API int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes) { ENTER("cuMemcpyDtoH_v2"); memcpy(to, (void *)(uintptr_t)from, bytes); return 0; }
+API int cuStreamSynchronize(void *stream) { (void)stream; ENTER("cuStreamSynchronize"); return 0; }
 API int cuStreamIsCapturing(void *stream, int *out) { (void)stream; ENTER("cuStreamIsCapturing"); *out = capturing; return 0; }
 API int cuLaunchKernelEx(const config *c, void *f, void **params, void **extra) {
   (void)extra;

@@ -26,6 +26,7 @@ from kiln.runtime.errors import (
     UnavailableError,
 )
 from kiln.runtime.manifest import parse_manifest
+from kiln.runtime.scratch import Counters
 from kiln.runtime.select import Explanation, Verdict
 
 SOURCES = Path(__file__).parents[3] / "runtime" / "c"
@@ -100,6 +101,12 @@ class Options(ctypes.Structure):
         ("poison_scratch", ctypes.c_int32),
         ("scratch_per_call", ctypes.c_int32),
     )
+
+
+class ScratchCounters(ctypes.Structure):
+    """kiln_scratch_counters"""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("blocks", "bytes", "hits", "growths", "fills"))
 
 
 class Choice(ctypes.Structure):
@@ -226,6 +233,10 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "kiln_rebind": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
     "kiln_disable": (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p),
     "kiln_set_scratch": (ctypes.c_int, *(ctypes.c_void_p,) * 3, ctypes.c_size_t, ctypes.c_void_p),
+    "kiln_set_zeroed_scratch": (ctypes.c_int, *(ctypes.c_void_p,) * 3, ctypes.c_size_t, ctypes.c_void_p),
+    "kiln_release_scratch": (ctypes.c_int, *(ctypes.c_void_p,) * 3),
+    "kiln_scratch_stats": (None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p),
+    "kiln_zeroed_bytes": (ctypes.c_size_t, ctypes.c_void_p),
     "kiln_register_provider": (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, *(ctypes.c_void_p,) * 2),
     "kiln_prepare": (ctypes.c_int, *(ctypes.c_void_p,) * 2, ctypes.c_size_t, *(ctypes.c_void_p,) * 2),
     "kiln_selftest": (ctypes.c_int, ctypes.c_void_p, SelftestSeen, *(ctypes.c_void_p,) * 3),
@@ -383,6 +394,17 @@ class Library:
         self.c.kiln_stats(self.handle, StatsSeen(seen), None)
         return found
 
+    @property
+    def scratch(self) -> "Scratch":
+        """As in the Python runtime."""
+        return Scratch(self)
+
+    def set_scratch(self, buffer: View | int, stream: int | None = None, *, zeroed: bool = False) -> None:
+        """As in the Python runtime; in place of a buffer, how much the library's own must have."""
+        name = "kiln_set_zeroed_scratch" if zeroed else "kiln_set_scratch"
+        given = (None, buffer) if isinstance(buffer, int) else (buffer.ptr, buffer.shape[0])
+        self.call(name, self.handle, stream, *given)
+
     def disable(self, name: str, disabled: bool = True) -> None:
         """kiln_disable"""
         self.call("kiln_disable", self.handle, name.encode(), disabled)
@@ -427,6 +449,29 @@ class Library:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Scratch:
+    """The scratch memory of a library."""
+
+    def __init__(self, owner: Library, is_zeroed: bool = False) -> None:
+        self.owner, self.is_zeroed = owner, is_zeroed
+
+    @property
+    def zeroed(self) -> "Scratch":
+        """What is all zeros between launches."""
+        return Scratch(self.owner, True)
+
+    @property
+    def counters(self) -> Counters:
+        """kiln_scratch_stats of one kind."""
+        found = ScratchCounters()
+        self.owner.c.kiln_scratch_stats(self.owner.handle, self.is_zeroed, ctypes.byref(found))
+        return Counters(**{name: int(getattr(found, name)) for name, _ in found._fields_})
+
+    def release(self, stream: int) -> None:
+        """kiln_release_scratch"""
+        self.owner.call("kiln_release_scratch", self.owner.handle, stream or None)
 
 
 class Operation:
@@ -552,6 +597,11 @@ class Call:
     def scratch_bytes(self) -> int:
         """Scratch of a launch."""
         return int(self.owner.c.kiln_scratch_bytes(self.handle))
+
+    @property
+    def zeroed_bytes(self) -> int:
+        """Zeroed scratch of a launch."""
+        return int(self.owner.c.kiln_zeroed_bytes(self.handle))
 
     def launch(self, stream: int | None = None) -> None:
         """Launch it again."""

@@ -112,7 +112,7 @@ def _kernel(k: Kernel) -> Iterator[str]:
     yield f" {shapes} shared {k.shared_bytes} {flags} priority {k.priority}"
     yield "  grid" + "".join(map(expr_text, k.grid)) + " when" + expr_text(k.when)
     yield from map(_param, k.params)
-    yield from (f"  scratch {s.name} {s.align}{expr_text(s.bytes)}" for s in k.scratch)
+    yield from (f"  scratch {s.name} {s.align}{' zeroed' * s.zeroed}{expr_text(s.bytes)}" for s in k.scratch)
     yield "  isa " + ("-" if k.isa is None else " ".join((k.isa.tier, *k.isa.features)))
     yield _counts("resources", k.resources)
     yield _counts("budget", k.budget)

@@ -29,6 +29,7 @@ API int cuMemAllocAsync(unsigned long long *out, size_t bytes, void *stream) { (
 API int cuStreamIsCapturing(void *stream, int *out) { (void)stream; *out = 0; return 0; }
 NOTHING(cuInit, unsigned int flags __attribute__((unused)))
 NOTHING(cuDevicePrimaryCtxRelease_v2, int device __attribute__((unused)))
+NOTHING(cuStreamSynchronize, void *stream __attribute__((unused)))
 NOTHING(cuModuleUnload, void *module __attribute__((unused)))
 NOTHING(cuFuncSetAttribute, void *f __attribute__((unused)), int a __attribute__((unused)), int v __attribute__((unused)))
 NOTHING(cuMemFreeAsync, unsigned long long a __attribute__((unused)), void *s __attribute__((unused)))

@@ -31,6 +31,7 @@ from kiln.tests.runtime.test_call import (  # noqa: F401
     test_shapes_of_any_rank,
     test_strided_rows_and_broadcast,
     test_threads_do_not_change_results,
+    test_zeroed_scratch,
 )
 
 PYTHON_ONLY = {
