@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kiln.compiler.backend import Backend, Job
+from kiln.compiler.backend import TUNED, Backend, Job, as_selected
 from kiln.compiler.catalog import load_catalogs
 from kiln.compiler.compare import compare
 from kiln.compiler.content import TargetPlan, runnable
@@ -28,8 +28,9 @@ from kiln.runtime.manifest import Index, Kernel, canonical_json, dump, parse_ind
 from kiln.runtime.verify import INDEX, MANIFEST, MAX_INDEX_BYTES, Fault, verify_target
 
 Class = Literal[
-    "debug-only", "code", "resources", "contract", "missing", "extra", "stale-inputs", "toolchain"
-]
+    "debug-only", "code", "resources", "contract", "missing", "extra", "stale-inputs", "stale-samples",
+    "toolchain",
+]  # fmt: skip
 
 _BY_KIND: Mapping[str, Class] = {"bytes": "code", "missing": "missing", "extra": "extra", "proof": "contract"}
 
@@ -85,6 +86,9 @@ def check(
     found = {t: _unknown(t) for t in names if t not in known}
     for plan in plans:
         found[plan.target] = _target_drift(plan, path, index, loaded)
+        selected = {n: op for n, op in loaded.items() if n in plan.selected}
+        for kernel, why in known[plan.target].stale_samples(selected, catalogs, plan.target):
+            found[plan.target].setdefault(kernel, Drift(plan.target, kernel, "stale-samples", why))
     if rebuild:
         for drift in _rebuilt(plans, path, sample, jobs, executor, progress):
             found[drift.target][drift.kernel] = drift
@@ -166,10 +170,35 @@ def _input_drift(
                 why = "What determines it (sources, options, tools) changed since; build it again."
                 cls: Class = "toolchain" if moved else "stale-inputs"
                 yield Drift(plan.target, _name(kernel), cls, f"{why} {moved}".strip())
+        else:
+            yield from _selection_drift(plan.target, job, same)
     for kernel in kernels:
         if _name(kernel) not in claimed:
             why = "The tree holds it, but nothing declares it; build the target again to drop it."
             yield Drift(plan.target, _name(kernel), "extra", why)
+
+
+def _selection_drift(target: str, job: Job, kernels: Sequence[Kernel]) -> Iterator[Drift]:
+    """Entries of a job's kernel that are used for other calls than declared, or that are missing or too
+    many."""
+    wanted = {str(s["variant"]): s for s in job.selections}
+    there = {k.variant: k for k in kernels}
+    for variant in sorted({*wanted, *there} if wanted else ()):
+        name = f"{job.op}.{variant}"
+        if variant not in there:
+            why = "The tree has its kernel, but not this entry of it; build it again."
+            yield Drift(target, name, "missing", why)
+        elif variant not in wanted:
+            why = "The tree holds this entry, but nothing declares it; build it again."
+            yield Drift(target, name, "extra", why)
+        elif not _same(_uses(there[variant]), {k: wanted[variant][k] for k in ("when", "priority", "tuned")}):
+            why = "When it is used differs from what is declared or measured; build it again."
+            yield Drift(target, name, "contract", why)
+
+
+def _uses(kernel: Kernel) -> dict[str, Any]:
+    tuned = kernel.specialization.get(TUNED)
+    return {"when": dump(kernel.when), "priority": kernel.priority, "tuned": tuned}
 
 
 def _is_of(variant: str, job: str) -> bool:
@@ -252,10 +281,11 @@ def _rebuilt(
 
 
 def _compared(outcome: Outcome, plan: TargetPlan, existing: Existing) -> Iterator[Drift]:
-    built, job = outcome.built, outcome.job
+    job = outcome.job
     before = existing.of_op(job.op)
-    if built is None or before is None:
+    if outcome.built is None or before is None:
         return
+    built = as_selected(job, outcome.built)
     old = {k["variant"]: k for k in before.kernels}
     for new in built.kernels:
         name = f"{job.op}.{new['variant']}"

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from kiln.compiler.backend import Backend, Built, Job
+from kiln.compiler.backend import Backend, Built, Job, as_selected
 from kiln.compiler.catalog import load_catalogs
 from kiln.compiler.content import State, TargetPlan, assemble
 from kiln.compiler.errors import BuildError, FailedJobs, Failure
@@ -234,7 +234,7 @@ def run_plans(
             if (built := reused.get((job.op, job.variant))) is None:
                 pending.append(job)
             else:
-                plan.results[job.op, job.variant] = (built, "reused", 0.0)
+                plan.results[job.op, job.variant] = (as_selected(job, built), "reused", 0.0)
                 tell(job, "reused", 0.0)
     by_target = {plan.target: plan for plan in plans}
     with contextlib.closing(run_jobs(pending, jobs, executor)) as outcomes:
@@ -245,9 +245,10 @@ def run_plans(
 def _take(plan: TargetPlan, outcome: Outcome) -> State:
     """Enter an outcome into its plan, if it holds what it promises."""
     job = outcome.job
-    whys = [outcome.why] if outcome.built is None else prove(job, outcome.built)
-    if outcome.built is not None and not whys:
-        plan.results[job.op, job.variant] = (outcome.built, "built", outcome.seconds)
+    built = None if outcome.built is None else as_selected(job, outcome.built)
+    whys = [outcome.why] if built is None else prove(job, built)
+    if built is not None and not whys:
+        plan.results[job.op, job.variant] = (built, "built", outcome.seconds)
         return "built"
     plan.failures += [Failure(job.target, job.op, job.variant, why) for why in whys]
     return "failed"

@@ -83,6 +83,24 @@ def ordered(candidates: Iterable[Kernel | Plan], target: str) -> tuple[Kernel | 
     )
 
 
+FURTHER = "a further entry of a kernel that runs under its own name"
+"""Why tests pass over such an entry."""
+
+
+def entry_of(candidate: Candidate, candidates: Iterable[Candidate]) -> str | None:
+    """The variant of which a candidate is a further entry: the same kernel, used for calls of its own.
+
+    Tuned kernels have such: what is shown of one entry's kernel holds for the others, and the one with the
+    shortest name takes whatever the kernel can run.
+    """
+    if not isinstance(candidate, Kernel):
+        return None
+    code = (candidate.sha256, candidate.entry, candidate.isa)
+    same = [c for c in candidates if isinstance(c, Kernel) and (c.sha256, c.entry, c.isa) == code]
+    first = min(same, key=lambda c: (len(c.variant), c.variant), default=candidate).variant
+    return first if candidate.variant.startswith(f"{first}.") else None
+
+
 def _isa_rank(c: Kernel | Plan, target: str) -> int:
     return tier_rank(target, c.isa.tier) if isinstance(c, Kernel) and c.isa is not None else 0
 

@@ -21,7 +21,7 @@ from kiln.runtime.dtypes import numpy_dtype
 from kiln.runtime.entities import Contract, Kernel, Plan
 from kiln.runtime.errors import KilnError, SelectionError, UnavailableError
 from kiln.runtime.operation import Operation
-from kiln.runtime.select import why_disabled
+from kiln.runtime.select import FURTHER, entry_of, why_disabled
 from kiln.runtime.selfcase import ALIGN, Case, Slot, cases_of, constants_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ class _Trial:
         for c in self._operation.candidates:
             result = self._results[c.variant]
             refusal = self._operation.device.refusal(c) if isinstance(c, Kernel) else None
-            result.skipped = refusal or why_disabled(c, self._disabled)
+            again = FURTHER if entry_of(c, self._operation.candidates) is not None else None
+            result.skipped = refusal or why_disabled(c, self._disabled) or again
             if result.skipped is not None:
                 continue
             case = self._own_case(c)
@@ -187,6 +188,8 @@ class _Trial:
             if verdict.why is not None:
                 continue
             result = self._results.get(verdict.variant)
+            if result is not None and result.skipped == FURTHER:
+                continue  # no witness: the same kernel
             provided = result is None
             result = result or SelftestResult(self._operation.name, verdict.variant)
             answer = self._answer(case, result, provided)

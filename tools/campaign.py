@@ -13,6 +13,7 @@ from kiln.runtime.entities import Contract, Kernel, Manifest, Plan
 from kiln.runtime.errors import KilnError, UnavailableError
 from kiln.runtime.load import Library
 from kiln.runtime.operation import Operation
+from kiln.runtime.select import FURTHER, entry_of
 from kiln.tools.cases import MOST_ELEMENTS, STYLES, Case, Deriver, Judge, Style, internal_ops
 from kiln.tools.memory import Rig
 from kiln.tools.pools import constants
@@ -128,6 +129,8 @@ class Campaign:
     def _test(self, candidate: Kernel | Plan, result: Result, answers: dict[str, Answer]) -> None:
         if isinstance(candidate, Kernel):
             result.skipped = self.shelf.device.refusal(candidate)
+            if entry_of(candidate, self._operation(candidate.op).candidates) is not None:
+                result.skipped = result.skipped or FURTHER
         if result.skipped is not None:
             return
         if candidate.op not in self.ops:

@@ -23,6 +23,7 @@ from kiln.runtime.entities import Kernel, Plan
 from kiln.runtime.errors import KilnError
 from kiln.runtime.load import Library, load
 from kiln.runtime.scratch import ScratchPolicy
+from kiln.runtime.select import entry_of
 from kiln.tools.campaign import targets_of
 from kiln.tools.cases import STYLES, Case, Deriver, Judge, arguments, internal_ops
 from kiln.tools.console import UsageError, emit, note
@@ -174,6 +175,8 @@ def subjects(library: Library, target: str, selected: Selected) -> tuple[list[Su
         operation = library.operation(target, name)
         for candidate in operation.candidates:
             if isinstance(candidate, Kernel) and device.refusal(candidate) is not None:
+                continue
+            if entry_of(candidate, operation.candidates) is not None:
                 continue
             case = _case(Deriver(Judge(operation, device.ordinal), candidate))
             if case is None:

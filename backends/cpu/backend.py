@@ -67,6 +67,12 @@ class CpuBackend:
         """Packages that determine the bytes."""
         return {"ziglang": package_version("ziglang"), "mlir": package_version("xtc-mlir-python-bindings")}
 
+    def stale_samples(
+        self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str
+    ) -> list[tuple[str, str]]:
+        """None: nothing here is chosen by measurement."""
+        return []
+
     def plan(self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str) -> list[Job]:
         """One job an op, for all its specializations and ISA tiers."""
         loaded = load(tuple(catalogs))

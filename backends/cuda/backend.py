@@ -8,12 +8,13 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import kiln.backends.cuda as here
-from kiln.backends.cuda import variants
+from kiln.backends.cuda import tuned, variants
 from kiln.backends.cuda.primitive import CudaPrimitive, PrimitivePlan
 from kiln.backends.cuda.schedule import Schedule, schedules
 from kiln.compiler.backend import Job
@@ -34,7 +35,33 @@ def own_tables() -> tuple[CudaPrimitive | PrimitivePlan, ...]:
     for info in pkgutil.iter_modules(variants.__path__):
         module = importlib.import_module(f"{variants.__name__}.{info.name}")
         rows += [*getattr(module, "PRIMITIVES", ()), *getattr(module, "PLANS", ())]
-    return tuple(rows)
+    return (*rows, *(row for candidates in own_candidates().values() for row in candidates.rows))
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of one op, of which a target ships those that `tuned` chooses."""
+
+    rows: tuple[CudaPrimitive, ...] = ()
+    defaults: tuple[str, ...] = ()
+    """Names, in the order in which calls that nothing else takes try them."""
+
+
+@lru_cache(maxsize=1)
+def own_candidates() -> Mapping[str, Candidates]:
+    """By op: every `CANDIDATES` and `DEFAULTS` of `variants/<family>.py`."""
+    found: dict[str, Candidates] = {}
+    for info in pkgutil.iter_modules(variants.__path__):
+        module = importlib.import_module(f"{variants.__name__}.{info.name}")
+        defaults = tuple(getattr(module, "DEFAULTS", ()))
+        rows: tuple[CudaPrimitive, ...] = getattr(module, "CANDIDATES", ())
+        for op in dict.fromkeys(row.op for row in rows):
+            own = tuple(row for row in rows if row.op == op)
+            names = {row.variant for row in own}
+            before = found.get(op, Candidates())
+            ranked = (*before.defaults, *(n for n in defaults if n in names))
+            found[op] = Candidates((*before.rows, *own), ranked)
+    return found
 
 
 def _rows(loaded: Loaded) -> tuple[Any, ...]:
@@ -77,10 +104,27 @@ class CudaBackend:
             if op.body is not None
             for job in self._generated(op, loaded, target, tools)
         ]
-        for row in primitives(loaded):
-            if row.op in ops and row.min_sm <= TARGETS[target].capability <= row.max_sm:
-                jobs.append(self._handwritten(row, loaded, target, tools))
+        for row, selections in rows_with_uses(ops, loaded, target):
+            jobs.append(self._handwritten(row, loaded, target, tools, selections))
         return jobs
+
+    def candidate_jobs(self, op: str, catalogs: Sequence[str], target: str) -> list[Job]:
+        """Every candidate of an op that the target can have, each for whatever its needs admit."""
+        loaded, tools = load(tuple(catalogs)), self.toolchain(target)
+        rows = tuned.legal(own_candidates().get(op, Candidates()).rows, target) if OWN in loaded.names else ()
+        return [self._handwritten(row, loaded, target, tools, (_use(row),)) for row in rows]
+
+    def stale_samples(
+        self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str
+    ) -> list[tuple[str, str]]:
+        """See Backend."""
+        found = []
+        for op in own_candidates().keys() & ops.keys():
+            known = tuned.database(op, target)
+            if known.runs:
+                now = {j.variant: j.inputs_digest for j in self.candidate_jobs(op, catalogs, target)}
+                found += [(f"{op}.{name}", why) for name, why in tuned.stale(known, now)]
+        return sorted(found)
 
     def recipes(self, ops: Mapping[str, Op], catalogs: Sequence[str]) -> list[dict[str, Any]]:
         """PLAN entries: composites of recipes, and ops of several launches."""
@@ -108,12 +152,42 @@ class CudaBackend:
             self._planned[key] = [(ship, s) for ship in shipped for s in schedules(op, ship)]
         return self._planned[key]
 
-    def _handwritten(self, row: CudaPrimitive, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Job:
+    def _handwritten(
+        self,
+        row: CudaPrimitive,
+        loaded: Loaded,
+        target: str,
+        tools: Mapping[str, str],
+        selections: tuple[dict[str, Any], ...],
+    ) -> Job:
         payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}
-        contents = {**payload, "catalogs": (), "target": target, "row": repr(row)}
+        # Where a kernel is used does not determine its bytes: another measurement recompiles nothing.
+        code = repr(replace(row, when=True, priority=0))
+        contents = {**payload, "catalogs": (), "target": target, "row": code}
         module = row.kernel.partition(":")[0]
         sources = (*module_closure(module), *_own_files(("compile.py", "primitive.py")))
-        return Job(target, row.op, row.variant, inputs_digest(sources, contents, tools), RUNNER, payload)
+        digest = inputs_digest(sources, contents, tools)
+        return Job(target, row.op, row.variant, digest, RUNNER, payload, selections)
+
+
+def _use(row: CudaPrimitive) -> dict[str, Any]:
+    return {"variant": row.variant, "when": row.when, "priority": row.priority, "tuned": None}
+
+
+def rows_with_uses(
+    ops: Mapping[str, Op], loaded: Loaded, target: str
+) -> Iterator[tuple[CudaPrimitive, tuple[dict[str, Any], ...]]]:
+    """Every hand-scheduled kernel that a target ships, and the manifest entries that are made of it."""
+    capability = TARGETS[target].capability
+    candidates = own_candidates() if OWN in loaded.names else {}
+    competing = {id(row) for own in candidates.values() for row in own.rows}
+    for row in primitives(loaded):
+        if row.op in ops and id(row) not in competing and row.min_sm <= capability <= row.max_sm:
+            yield row, (_use(row),)
+    for name in sorted(candidates.keys() & ops.keys()):
+        known, own = tuned.database(name, target), candidates[name]
+        for kernel in tuned.shipped(own.rows, own.defaults, ops[name], known):
+            yield kernel.row, tuple(entry.selection() for entry in kernel.entries)
 
 
 @lru_cache(maxsize=16)

@@ -79,6 +79,11 @@ class FakeBackend:
     def toolchain(self, target: str) -> dict[str, str]:
         return dict(self._tools)
 
+    def stale_samples(
+        self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str
+    ) -> list[tuple[str, str]]:
+        return []
+
 
 def run(job: Job) -> Built:
     """What a worker calls."""

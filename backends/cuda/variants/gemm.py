@@ -86,8 +86,10 @@ def _matmul_bt(dtype: str, schedule: Schedule, priority: int) -> CudaPrimitive:
     )
 
 
-PRIMITIVES: tuple[CudaPrimitive, ...] = tuple(
+CANDIDATES: tuple[CudaPrimitive, ...] = tuple(
     _matmul_bt(dtype, schedule, len(table) - 1 - rank)
     for dtype, table in ((BF16.name, HALF), (F16.name, HALF[2:3]), (F32.name, SINGLE))
     for rank, schedule in enumerate(table)
 )
+DEFAULTS = tuple(candidate.variant for candidate in CANDIDATES)
+"""What runs shapes that nothing was measured for: all of them, those for few rows first."""

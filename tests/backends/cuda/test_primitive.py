@@ -11,7 +11,7 @@ from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer, Primiti
 from kiln.backends.cuda.variants import gemm, topk
 from kiln.recipes.topk import MAX_K
 
-ALL = topk.PRIMITIVES + gemm.PRIMITIVES
+ALL = topk.PRIMITIVES + gemm.CANDIDATES
 ROOT = Path(__file__).parents[3]
 
 
