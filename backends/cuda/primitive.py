@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from kiln.ir.dtypes import DTYPES
+from kiln.ir.spec import Contract
 
 Expr: TypeAlias = Any
 """A closed expression of the manifest, as JSON."""
@@ -91,10 +92,13 @@ class Scratch:
     name: str
     bytes: Expr
     align: int = 16
+    zeroed: bool = False
+    """All zeros when a launch starts; the kernel leaves it so."""
 
     def json(self) -> dict[str, Any]:
         """The manifest's scratch entry."""
-        return {"name": self.name, "bytes": self.bytes, "align": self.align}
+        zeroed = {"zeroed": True} if self.zeroed else {}
+        return {"name": self.name, "bytes": self.bytes, "align": self.align, **zeroed}
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,8 @@ class CudaPrimitive:
     max_sm: int = 999
     """The greatest compute capability that this row is for."""
     mode: Literal["exact", "fast"] = "exact"
+    contract: Contract | None = None
+    """The kernel's own numerics contract, where the op's is not the one that it can keep."""
     budget: Mapping[str, int] = field(default_factory=dict)
     """Upper bounds on resources (registers, spill_stores, spill_loads, stack, static_shared, code_bytes) that
     differ from the backend's, which allow no spill and no stack."""

@@ -11,9 +11,6 @@ import triton.language as tl
 
 from kiln.backends.cuda.kernels.gemm import _block
 
-SCALED: tl.constexpr = tl.constexpr(128)
-"""Codes along the inner dimension, and rows of weight, that share a block scale."""
-
 
 @triton.jit
 def _decoded(codes):
@@ -35,9 +32,10 @@ def _restored(total, codes):
 
 @triton.jit
 def _store(total, m, n, bias, out, M, N, out_stride):
-    """Add the bias, round once, store what lies inside."""
-    if bias is not None:
-        total += tl.load(bias + tl.where(n < N, n, 0)).to(tl.float32)[None, :]
+    """Add the bias, round once, store what lies inside. An absent bias is a null pointer; adding -0 instead
+    changes no bit."""
+    given = (bias.to(tl.int64) != 0) & (n < N)
+    total += tl.load(bias + n, mask=given, other=-0.0).to(tl.float32)[None, :]
     where = out + m[:, None] * out_stride + n[None, :]
     tl.store(where, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -68,8 +66,8 @@ def scaled_matmul_bt(
 ):
     """One program a block of the output, summed over k in order of BLOCK_K.
 
-    x_scale is absent, or indexed by rows times x_scale_step (0: one for all); weight_scale likewise by
-    columns. azp and azp_adj are those of i8 codes, or absent. IMPRECISE is Triton's max_num_imprecise_acc.
+    x_scale is None, or indexed by rows times x_scale_step (0: one for all); weight_scale likewise by columns.
+    azp and azp_adj are those of i8 codes, null where absent. IMPRECISE is Triton's max_num_imprecise_acc.
     """
     block_m, block_n = _block(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     m = block_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -87,12 +85,21 @@ def scaled_matmul_bt(
         total = tl.dot(left, right, total, max_num_imprecise_acc=IMPRECISE, out_dtype=kind)
         a += BLOCK_K
         b += BLOCK_K
-    if azp is not None:
-        total -= tl.load(azp + row * x_scale_step)[:, None] * tl.load(azp_adj + col)[None, :]
+    if kind == tl.int32:
+        shift = tl.load(azp + row * x_scale_step, mask=(m < M) & (azp.to(tl.int64) != 0), other=0)
+        sums = tl.load(azp_adj + col, mask=(n < N) & (azp_adj.to(tl.int64) != 0), other=0)
+        total -= shift[:, None] * sums[None, :]
     total = tl.load(weight_scale + col * weight_scale_step)[None, :] * _restored(total.to(tl.float32), x)
     if x_scale is not None:
         total = tl.load(x_scale + row * x_scale_step)[:, None] * total
     _store(total, m, n, bias, out, M, N, out_stride)
+
+
+@triton.jit
+def _scale(row_scale, col_scale, row, more):
+    """Products of the scales of one block along k, if there is one more: loaded a block ahead, so that no product
+    waits for them."""
+    return tl.load(row_scale, mask=(row >= 0) & more, other=0.0) * tl.load(col_scale, mask=more, other=0.0)
 
 
 @triton.jit
@@ -115,29 +122,33 @@ def scaled_matmul_bt_block(
     weight_scale_colstride,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """One program a block of the output: a product over each 128 of k is scaled and added to an f32 total."""
+    """One program a block of the output: a product over each BLOCK_K of k (128: a scale's) is scaled and added to an
+    f32 total."""
     block_m, block_n = _block(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     m = block_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = block_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     row, col = tl.where(m < M, m, 0), tl.where(n < N, n, 0)
-    k = tl.arange(0, SCALED)
+    k = tl.arange(0, BLOCK_K)
     a = x + row[:, None] * x_stride + k[None, :]
     b = weight + col[None, :] * weight_stride + k[:, None]
     row_scale = x_scale + row * x_scale_stride
-    col_scale = weight_scale + block_n.to(tl.int64) * BLOCK_N // SCALED * weight_scale_stride
+    col_scale = weight_scale + block_n.to(tl.int64) * BLOCK_N // BLOCK_K * weight_scale_stride
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, K, SCALED):
+    scale = _scale(row_scale, col_scale, row, K > 0)
+    for first in range(0, K, BLOCK_K):
         live = k < K - first
         left = _decoded(tl.load(a, mask=live[None, :], other=0.0))
         right = _decoded(tl.load(b, mask=live[:, None], other=0.0))
-        scale = tl.load(row_scale) * tl.load(col_scale)
-        total += _restored(tl.dot(left, right), x) * scale[:, None]
-        a += SCALED
-        b += SCALED
+        a += BLOCK_K
+        b += BLOCK_K
         row_scale += x_scale_colstride
         col_scale += weight_scale_colstride
+        later = _scale(row_scale, col_scale, row, first + BLOCK_K < K)
+        total += _restored(tl.dot(left, right), x) * scale[:, None]
+        scale = later
     _store(total, m, n, bias, out, M, N, out_stride)
 
 
@@ -163,13 +174,15 @@ def scaled_matmul_bt_block_split(
     weight_scale_colstride,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    """Few rows: the inner dimension is split over SPLITS programs, whose f32 totals the last to arrive adds in
-    order. Rows of weight are the long side of the product, [BLOCK_N, 128] · [128, BLOCK_M].
+    """Few rows: the inner dimension is split over SPLIT programs, whose f32 totals the last to arrive adds in
+    order. Blocks of fewer than 64 rows are multiplied transposed, rows of weight being the long side.
 
     arrivals holds one i32 a block of the output; they are 0 before and after.
     """
+    SWAP: tl.constexpr = BLOCK_M < 64
     tile = tl.program_id(0)
     split = tl.program_id(1)
     across = tl.cdiv(N, BLOCK_N)
@@ -177,37 +190,43 @@ def scaled_matmul_bt_block_split(
     m = (tile // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = block_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     row, col = tl.where(m < M, m, 0), tl.where(n < N, n, 0)
-    groups = tl.cdiv(K, SCALED)
-    begin = groups * split // SPLITS
-    end = groups * (split + 1) // SPLITS
-    k = begin * SCALED + tl.arange(0, SCALED)
-    a = weight + col[:, None] * weight_stride + k[None, :]
-    b = x + row[None, :] * x_stride + k[:, None]
+    groups = tl.cdiv(K, BLOCK_K)
+    begin = groups * split // SPLIT
+    end = groups * (split + 1) // SPLIT
+    k = begin * BLOCK_K + tl.arange(0, BLOCK_K)
+    a = x + row[:, None] * x_stride + k[None, :]
+    b = weight + col[:, None] * weight_stride + k[None, :]
     row_scale = x_scale + row * x_scale_stride + begin * x_scale_colstride
-    col_scale = weight_scale + block_n.to(tl.int64) * BLOCK_N // SCALED * weight_scale_stride
+    col_scale = weight_scale + block_n.to(tl.int64) * BLOCK_N // BLOCK_K * weight_scale_stride
     col_scale += begin * weight_scale_colstride
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    total = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+    scale = _scale(row_scale, col_scale, row, begin < end)
     for group in range(begin, end):
-        live = tl.arange(0, SCALED) < K - group * SCALED
+        live = tl.arange(0, BLOCK_K) < K - group * BLOCK_K
         left = _decoded(tl.load(a, mask=live[None, :], other=0.0))
-        right = _decoded(tl.load(b, mask=live[:, None], other=0.0))
-        scale = tl.load(row_scale) * tl.load(col_scale)
-        total += _restored(tl.dot(left, right), x) * scale[None, :]
-        a += SCALED
-        b += SCALED
+        right = _decoded(tl.load(b, mask=live[None, :], other=0.0))
+        a += BLOCK_K
+        b += BLOCK_K
         row_scale += x_scale_colstride
         col_scale += weight_scale_colstride
-    if SPLITS == 1:
-        _store(tl.trans(total), m, n, bias, out, M, N, out_stride)
+        later = _scale(row_scale, col_scale, row, group + 1 < end)
+        if SWAP:
+            total += _restored(tl.dot(right, tl.trans(left)), x) * scale[None, :]
+        else:
+            total += _restored(tl.dot(left, tl.trans(right)), x) * scale[:, None]
+        scale = later
+    if SPLIT == 1:
+        _store(tl.trans(total) if SWAP else total, m, n, bias, out, M, N, out_stride)
     else:
-        inside = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-        mine = partials + tile.to(tl.int64) * (SPLITS * BLOCK_N * BLOCK_M) + inside
-        tl.store(mine + split * (BLOCK_N * BLOCK_M), total)
+        size: tl.constexpr = BLOCK_M * BLOCK_N
+        inside = tl.arange(0, total.shape[0])[:, None] * total.shape[1] + tl.arange(0, total.shape[1])[None, :]
+        first = partials + tile.to(tl.int64) * (SPLIT * size) + inside
+        tl.store(first + split * size, total)
         # Every thread has written before one says so; acquire and release order that for the other programs.
         tl.debug_barrier()
-        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLIT - 1:
             tl.store(arrivals + tile, 0)
-            total = tl.load(mine, cache_modifier=".cg")
-            for other in tl.static_range(1, SPLITS):
-                total += tl.load(mine + other * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
-            _store(tl.trans(total), m, n, bias, out, M, N, out_stride)
+            total = tl.load(first, cache_modifier=".cg")
+            for other in range(1, SPLIT):
+                total += tl.load(first + other * size, cache_modifier=".cg")
+            _store(tl.trans(total) if SWAP else total, m, n, bias, out, M, N, out_stride)

@@ -69,9 +69,10 @@ def _copy(
 
 @gluon.jit
 def _store(total, m, n, bias, out, M, N, out_stride):
-    """Add the bias, round once, store what lies inside."""
-    if bias is not None:
-        total += gl.load(bias + gl.where(n < N, n, 0)).to(gl.float32)[None, :]
+    """Add the bias, round once, store what lies inside. An absent bias is a null pointer; adding -0 instead
+    changes no bit."""
+    given = (bias.to(gl.int64) != 0) & (n < N)
+    total += gl.load(bias + n, mask=given, other=-0.0).to(gl.float32)[None, :]
     where = out + m[:, None] * out_stride + n[None, :]
     gl.store(where, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -143,10 +144,12 @@ def _multiply(
 def scaled_matmul_bt_block(
     x, weight, x_scale, weight_scale, bias, out, M, N, K, x_stride, weight_stride, out_stride,
     x_scale_stride, x_scale_colstride, weight_scale_stride,
-    BLOCK_N: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Programs take tiles of 128 x BLOCK_N (128 or 192) in turn; each 128 of k is scaled and added to an f32
     total. weight_scale's columns are neighbours."""
+    gl.static_assert(BLOCK_M == 2 * ROWS)
+    gl.static_assert(BLOCK_K == SCALED)
     dtype: gl.constexpr = x.dtype.element_ty
     NARROW: gl.constexpr = BLOCK_N - WIDE if BLOCK_N > WIDE else WIDE
     tall: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, SCALED], dtype)
