@@ -31,7 +31,6 @@ tensor cores keep fewer bits of a running sum state a wider one of their own for
 GROUPS_K: Expr = ["cdiv", ["dim", "K"], BLOCK]
 GROUPS_N: Expr = ["cdiv", ["dim", "N"], BLOCK]
 _SIZES: tuple[tuple[list[Any], str], ...] = (
-    (["gt", ["dim", "N"], 0], "weight must have at least one row: N is the number of output features"),
     (["lt", ["dim", "M"], 2**31], "x must have fewer than 2**31 rows: split the batch"),
     (["lt", ["dim", "N"], 2**31], "weight must have fewer than 2**31 rows: split the output features"),
     (["lt", ["dim", "K"], 2**31], "the inner dimension must be below 2**31: split the sum"),
@@ -225,8 +224,8 @@ SCALED_MATMUL_BT = Op(
     constraints=(*_SIZES, *_ONE_OR_EACH),
     contract=ENVELOPE,
     ship=_ships(),
-    doc="x_scale * (weight_scale * (x · weightᵀ)) + bias, summed and scaled in f32, rounded once: per tensor, "
-    "per token x per channel, or mixed. K = 0 gives the bias or zeros, times the scales.",
+    doc="x_scale * (weight_scale * (x · weightᵀ)) + bias, summed and scaled in f32, rounded once: per "
+    "tensor, per token x per channel, or mixed. K = 0 gives zeros times the scales, and the bias.",
     reference=_scaled,
 )
 SCALED_MATMUL_BT_ALPHA = Op(
@@ -236,9 +235,8 @@ SCALED_MATMUL_BT_ALPHA = Op(
     constraints=_SIZES,
     contract=ENVELOPE,
     ship=_ships(),
-    doc="alpha * (x · weightᵀ) + bias: one factor for each output feature, such as input_scale * weight_scale "
-    "of the shard that it belongs to in a merged projection. One scalar for a merged weight is refused: alpha "
-    "has N entries.",
+    doc="alpha * (x · weightᵀ) + bias: a factor for each output feature, such as input_scale * weight_scale "
+    "of the shard that it belongs to in a merged projection. One number for all is refused: alpha has N.",
     reference=_alpha,
 )
 SCALED_MATMUL_BT_BLOCK = Op(

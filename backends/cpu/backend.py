@@ -24,8 +24,8 @@ from kiln.ir.spec import Op
 RUNNER = "kiln.backends.cpu.compile:run"
 VARIANT = "c"
 """One job makes every variant of an op: `c.<specialization>.<ISA tier>`."""
-HANDWRITTEN = ("compile.py", "primitive.py", "toolchain.py")
-GENERATOR = ("abi.py", "c_body.py", "c_emitter.py", "c_expr.py", "c_loops.py", "prelude.py", "schedule.py")
+ALWAYS = ("compile.py", "prelude.py", "primitive.py", "toolchain.py")
+GENERATOR = ("abi.py", "c_body.py", "c_emitter.py", "c_expr.py", "c_loops.py", "schedule.py")
 
 
 @lru_cache(maxsize=1)
@@ -95,11 +95,12 @@ class CpuBackend:
         }  # fmt: skip
         sources = [
             *loaded.sources(op.name),
-            *_own(*HANDWRITTEN),
+            *_own(*ALWAYS),
             *(_own(f"kernels/{r.template}")[0] for r in rows),
+            *(HEADERS / name for name in ORDER),
         ]
         if ships:
-            sources += [*core_sources(), *_own(*GENERATOR), *(HEADERS / name for name in ORDER)]
+            sources += [*core_sources(), *_own(*GENERATOR)]
         return Job(
             target,
             op.name,

@@ -5,7 +5,7 @@ the runtime.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -96,21 +96,26 @@ def one_tier(path: list[str], name: str) -> None:
     TARGETS[TARGET] = replace(target, tiers=tuple(t for t in target.tiers if t.name == name))
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
-    """Every expressible op and recipe of the catalog, compiled for the best ISA tier of this machine."""
+def build_one_tier(out: Path, ops: Iterable[str]) -> None:
+    """The tree of some ops, compiled for the best ISA tier of this machine."""
     whole = TARGETS[TARGET]
-    out: Path = tmp_path_factory.mktemp("recipes") / "tree"
     arguments = (list(sys.path), best_tier())
     workers = ProcessPoolExecutor(
         2, mp_context=get_context("spawn"), initializer=one_tier, initargs=arguments
     )
     try:
         one_tier(*arguments)
-        build([CATALOG], [TARGET], out, backends=[CpuBackend()], ops=list(ROW_OPS), executor=workers)
+        build([CATALOG], [TARGET], out, backends=[CpuBackend()], ops=list(ops), executor=workers)
     finally:
         TARGETS[TARGET] = whole
         workers.shutdown()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+    """Every expressible op and recipe of the catalog, compiled for the best ISA tier of this machine."""
+    out: Path = tmp_path_factory.mktemp("recipes") / "tree"
+    build_one_tier(out, ROW_OPS)
     with load(out, "cpu") as made:
         yield made
 

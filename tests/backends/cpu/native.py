@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import jinja2
 import numpy as np
 
+from kiln.backends.cpu.c_emitter import translation_unit
 from kiln.backends.cpu.primitive import CpuNumber, CpuPrimitive
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -44,7 +45,8 @@ def render(primitive: CpuPrimitive) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, autoescape=False
     )
-    return environment.get_template(primitive.template).render(entry=primitive.entry, **primitive.constants)
+    text = environment.get_template(primitive.template).render(entry=primitive.entry, **primitive.constants)
+    return translation_unit(primitive.entry, [text])
 
 
 class Native:
