@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 from kiln.runtime.arguments import Given
 from kiln.runtime.arrays import View, view
 from kiln.runtime.decision import Decision
-from kiln.runtime.device import Call, Launcher
+from kiln.runtime.device import Call, Launcher, PlainCall
 from kiln.runtime.errors import ContractError
-from kiln.runtime.scratch import ABSENT, Lease
 from kiln.runtime.select import Asked, Candidate
 
 if TYPE_CHECKING:
@@ -217,26 +216,30 @@ class _WithScratch:
         stream: int,
     ) -> None:
         self._operation, self._decision, self._launcher, self._call = operation, decision, launcher, call
-        self._pointers, self._stream, self._packed = pointers, stream, _NOWHERE
+        self._pointers, self._stream, self._packed = pointers, stream, (0, 0)
+        self._pool = operation.device.scratch
+        self._launch = call.launch if isinstance(call, PlainCall) else None
         self.run = self._run
         self.failed = call.failed
 
     def update(self, pointers: Sequence[int], scratch: int = 0, zeroed: int = 0) -> None:
         """See Call."""
-        self._pointers, self._packed = pointers, _NOWHERE
+        self._call.update(pointers)
+        self._pointers, self._packed = pointers, (0, 0)
 
     def _run(self) -> Any:
-        lease = self._operation.lease(self._decision, self._launcher, self._stream)
+        scratch, zeroed = self._operation.blocks(self._decision, self._launcher, self._stream)
         try:
-            if lease != self._packed:
-                self._call.update(self._pointers, lease.scratch.address, lease.zeroed.address)
-                self._packed = lease
+            at = scratch[0], zeroed[0]
+            if self._launch is not None:
+                return self._launch(*at)
+            # Of threads that launch at once one may use the other's block: a stream's launches are ordered.
+            if at != self._packed:
+                self._call.update(self._pointers, *at)
+                self._packed = at
             return self._call.run()
         finally:
-            self._operation.device.scratch.end(lease)
-
-
-_NOWHERE = Lease(ABSENT, ABSENT)
+            self._pool.end(scratch, zeroed)
 
 
 def _difference(old: View | None, new: View) -> str:

@@ -74,9 +74,13 @@ class PlainCall:
         """See Call."""
         self._pointers, self._blocks = tuple(pointers), (scratch, zeroed)
 
-    def _run(self) -> tuple[int]:
-        self._launcher.run(self._pointers, self._args, self._stream, *self._blocks)
+    def launch(self, scratch: int, zeroed: int) -> tuple[int]:
+        """Run with these blocks, whatever blocks other threads use at the same time."""
+        self._launcher.run(self._pointers, self._args, self._stream, scratch, zeroed)
         return (0,)
+
+    def _run(self) -> tuple[int]:
+        return self.launch(*self._blocks)
 
     def failed(self, status: Any) -> None:
         """Never called: a plain launcher raises."""

@@ -23,7 +23,7 @@ from kiln.runtime.plan import Attrs, Place, PlanLauncher, Views
 from kiln.runtime.provided import CountingLauncher, ProviderLauncher
 from kiln.runtime.providers import Provider, Providers
 from kiln.runtime.recipe import make_recipe, shape_args
-from kiln.runtime.scratch import ABSENT, Block, BlockPool, Lease
+from kiln.runtime.scratch import ABSENT, Block, BlockPool
 from kiln.runtime.select import (
     Asked,
     Candidate,
@@ -136,17 +136,18 @@ class Operation(ShortWay):
         if launcher is None:
             return
         if launcher.scratch_bytes or launcher.zeroed_bytes:
-            lease = self.lease(decision, launcher, handle)
+            scratch, zeroed = self.blocks(decision, launcher, handle)
             try:
-                launcher.run(pointers, args, handle, lease.scratch.address, lease.zeroed.address)
+                launcher.run(pointers, args, handle, scratch.address, zeroed.address)
             finally:
-                self.device.scratch.end(lease)
+                self.device.scratch.end(scratch, zeroed)
         else:
             launcher.run(pointers, args, handle)
         decision.count[0] += 1
 
-    def lease(self, decision: Decision, launcher: Launcher, stream: int) -> Lease:
-        """Blocks of the stream's scratch for one launch, to be given to `ScratchPool.end`.
+    def blocks(self, decision: Decision, launcher: Launcher, stream: int) -> tuple[Block, Block]:
+        """Blocks of the stream's scratch for one launch, of arbitrary content and all zeros, ABSENT where it
+        needs none; to be given to `ScratchPool.end`.
 
         Raises:
             UnavailableError: it would have to grow on a sealed library or while the stream is captured.
@@ -154,20 +155,19 @@ class Operation(ShortWay):
         """
         pool = self.device.scratch
         scratch = zeroed = ABSENT
-        if launcher.scratch_bytes:
-            scratch = self._block(pool, launcher.scratch_bytes, decision, stream)
-        try:
-            if launcher.zeroed_bytes:
-                zeroed = self._block(pool.zeroed, launcher.zeroed_bytes, decision, stream)
-        except BaseException:
-            pool.end(Lease(scratch, ABSENT))
-            raise
-        return Lease(scratch, zeroed)
+        size = launcher.scratch_bytes
+        if size:
+            scratch = pool.take(size, stream) or self._grown(pool, size, decision, stream)
+        size = launcher.zeroed_bytes
+        if size:
+            try:
+                zeroed = pool.zeroed.take(size, stream) or self._grown(pool.zeroed, size, decision, stream)
+            except BaseException:
+                pool.end(scratch, ABSENT)
+                raise
+        return scratch, zeroed
 
-    def _block(self, pool: BlockPool, size: int, decision: Decision, stream: int) -> Block:
-        block = pool.take(size, stream)
-        if block is not None:
-            return block
+    def _grown(self, pool: BlockPool, size: int, decision: Decision, stream: int) -> Block:
         if self._host.sealed:
             raise UnavailableError(
                 f"{decision.label} needs {size} bytes of {pool.kind} on this stream and the library is "
@@ -207,11 +207,12 @@ class Operation(ShortWay):
         reads, writes = self._views(given)
         handle = self.device.stream(stream, _example(given))
         decision = self._decide(reads, writes, given.scalars, given.attrs, wanted, None)
-        pool = self.device.scratch
-        for kind, blocks in (("scratch_bytes", pool), ("zeroed_bytes", pool.zeroed)):
-            sizes = decision.blocks(given.scalars, kind)
-            blocks.reserve(max(sizes, default=0), handle, decision.label, threads * len(sizes))
-        return max(decision.blocks(given.scalars, "scratch_bytes"), default=0)
+        sizes = decision.blocks(given.scalars, "scratch_bytes")
+        zeroed = decision.blocks(given.scalars, "zeroed_bytes")
+        size, pool = max(sizes, default=0), self.device.scratch
+        pool.reserve(size, handle, decision.label, threads * len(sizes))
+        pool.zeroed.reserve(max(zeroed, default=0), handle, decision.label, threads * len(zeroed))
+        return size
 
     def explain(
         self,

@@ -123,8 +123,8 @@ def make_recipe(kernel: Kernel, bound: Bound, sig: Signature) -> Recipe:
     tensors = {t.name: i for i, t in enumerate(sig.tensors)}
     scalars = {o.name: i for i, o in enumerate(sig.scalars)}
     grid = tuple(_extent(kernel, compile_expr(e)(bound.env)) for e in kernel.grid)
-    rooms = (_room(kernel, bound, zeroed) for zeroed in (False, True))
-    r = Recipe([], [], [], [], [], *rooms, (grid[0], grid[1], grid[2]), _work(bound))
+    scratch, zeroed = _room(kernel, bound, False), _room(kernel, bound, True)
+    r = Recipe([], [], [], [], [], scratch, zeroed, (grid[0], grid[1], grid[2]), _work(bound))
     for p in kernel.params:
         if p.kind == "dropped":
             continue

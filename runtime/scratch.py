@@ -89,13 +89,6 @@ ABSENT = Block(0, 0, 0, False)
 """The block of a launch that needs none."""
 
 
-class Lease(NamedTuple):
-    """The blocks of one launch: of arbitrary content, and all zeros; ABSENT where it needs none."""
-
-    scratch: Block
-    zeroed: Block
-
-
 class Counters(NamedTuple):
     """What a pool has done: calls served from a block that was there, growths, poison fills; and the blocks
     and bytes of its own that it holds."""
@@ -269,8 +262,8 @@ class BlockPool:
         self._restore(have)
         if have is None:
             raise UnavailableError(
-                f"{label}: the {self.kind} given for this stream is in use by another thread; give each thread "
-                "a stream of its own."
+                f"{label}: the {self.kind} given for this stream is in use by another thread; give each "
+                "thread a stream of its own."
             )
         raise UnavailableError(
             f"{label}: needs {size} bytes of {self.kind}, the buffer given for this stream has {have.size}; "
@@ -309,14 +302,14 @@ class ScratchPool(BlockPool):
         super().__init__(memory, policy)
         self.zeroed = BlockPool(memory, replace(policy, poison=False), zeroed=True)
 
-    def end(self, lease: Lease) -> None:
+    def end(self, scratch: Block, zeroed: Block) -> None:
         """Hand a launch's blocks on to the next one of their stream."""
         try:
-            if lease.scratch.size:
-                self.put(lease.scratch)
+            if scratch is not ABSENT:
+                self.put(scratch)
         finally:
-            if lease.zeroed.size:
-                self.zeroed.put(lease.zeroed)
+            if zeroed is not ABSENT:
+                self.zeroed.put(zeroed)
 
     def release(self, stream: int) -> None:
         """Wait for a stream and free its blocks of both kinds: before it is destroyed, and after a kernel was

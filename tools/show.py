@@ -162,7 +162,8 @@ def _kernel_text(k: Kernel) -> str:
     lines.append(f"  shared  {k.shared_bytes} bytes")
     if k.isa is not None:
         lines.append(f"  isa     {k.isa.tier}: {', '.join(k.isa.features) or 'the baseline'}")
-    lines += [f"  scratch {s.name}: {render(s.bytes)} bytes" for s in k.scratch]
+    zeroed = {True: ", zeroed", False: ""}
+    lines += [f"  scratch {s.name}: {render(s.bytes)} bytes{zeroed[s.zeroed]}" for s in k.scratch]
     return "\n".join([*lines, *(f"  {_param_text(p)}" for p in k.params)])
 
 

@@ -25,7 +25,7 @@ from kiln.compiler.target import TARGETS
 from kiln.ir.spec import Op, Ship
 
 RUNNER = "kiln.backends.cuda.compile:run"
-GENERATOR = ("triton_emitter.py", "prelude.py", "contract.py", "schedule.py", "compile.py")
+GENERATOR = ("triton_emitter.py", "prelude.py", "contract.py", "schedule.py", "compile.py", "hidden.py")
 
 
 @lru_cache(maxsize=1)
@@ -165,7 +165,7 @@ class CudaBackend:
         code = repr(replace(row, when=True, priority=0))
         contents = {**payload, "catalogs": (), "target": target, "row": code}
         module = row.kernel.partition(":")[0]
-        sources = (*module_closure(module), *_own_files(("compile.py", "primitive.py")))
+        sources = (*module_closure(module), *_own_files(("compile.py", "hidden.py", "primitive.py")))
         digest = inputs_digest(sources, contents, tools)
         return Job(target, row.op, row.variant, digest, RUNNER, payload, selections)
 

@@ -12,13 +12,14 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kiln.backends.cuda import contract
+from kiln.backends.cuda.hidden import ALIGNMENTS, NAME, Hidden
 from kiln.backends.cuda.schedule import Schedule
 from kiln.backends.cuda.triton_emitter import TritonKernel, emit
 from kiln.compiler.backend import Built, Job
@@ -58,6 +59,8 @@ class Source:
     options: Mapping[str, Any]
     entry: Mapping[str, Any] = field(default_factory=dict)
     """The manifest fields that do not depend on the compiled bytes."""
+    contract: Mapping[str, Any] | None = None
+    """The kernel's own numerics contract; None: the op's."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ class Compiled:
     name: str
     shared: int
     warps: int
-    ctas: int
+    hidden: Hidden
+    launch: Mapping[str, bool]
+    """Launch attributes that it was compiled for, as the manifest has them."""
     spill_stores: int
     spill_loads: int
     ptxas: str
@@ -115,6 +120,7 @@ def assemble(source: Source, target: Target) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import get_ptxas
     from triton.compiler import ASTSource
+    from triton.experimental.gluon import GluonASTSource, GluonJITFunction
 
     module = (
         load_source(source.text, source.function) if source.text else importlib.import_module(source.module)
@@ -125,10 +131,11 @@ def assemble(source: Source, target: Target) -> Compiled:
     )
     hinted = (p for p in source.params if p.get("align", 1) % 16 == 0 or p.get("divisible_by") == 16)
     hints = {(function.arg_names.index(p["name"]),): [["tt.divisibility", 16]] for p in hinted}
+    language = GluonASTSource if isinstance(function, GluonJITFunction) else ASTSource
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
         made = triton_compile(
-            ASTSource(function, signature, dict(source.constants), hints),
+            language(function, signature, dict(source.constants), hints),
             target=GPUTarget("cuda", target.capability, 32),
             options=dict(source.options),
         )
@@ -138,16 +145,25 @@ def assemble(source: Source, target: Target) -> Compiled:
             f"the assembler's log of {source.function} for {target.name} does not state its spills"
         )
     meta = made.metadata
-    scratch = meta.global_scratch_size + meta.profile_scratch_size
-    if scratch:
-        raise BuildError(
-            f"{source.function} for {target.name} needs {scratch} bytes of hidden scratch, which no launch "
-            "provides"
-        )
+    hidden = _hidden(meta, f"{source.function} for {target.name}")
+    launch = {"pdl": meta.launch_pdl, "cooperative": meta.launch_cooperative_grid}
     return Compiled(
-        made.asm["cubin"], made.asm, meta.name, meta.shared, meta.num_warps, meta.num_ctas,
+        made.asm["cubin"], made.asm, meta.name, meta.shared, meta.num_warps, hidden,
+        {name: True for name, wanted in launch.items() if wanted},
         int(spills.group(1)), int(spills.group(2)), ptxas_version(get_ptxas(target.capability).path),
     )  # fmt: skip
+
+
+def _hidden(meta: Any, who: str) -> Hidden:
+    """What the launch must add for Triton; raises BuildError for what it cannot."""
+    if meta.profile_scratch_size:
+        raise BuildError(f"{who} was compiled for Triton's profiler; compile it without instrumentation")
+    if meta.global_scratch_align not in ALIGNMENTS:
+        raise BuildError(
+            f"{who} needs hidden scratch aligned to {meta.global_scratch_align} bytes, a launch gives at "
+            f"most {ALIGNMENTS[-1]}"
+        )
+    return Hidden(meta.global_scratch_size, meta.global_scratch_align, meta.num_ctas)
 
 
 @lru_cache(maxsize=4)
@@ -207,9 +223,11 @@ def handwritten(op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...], c
         "when": row.when, "priority": row.priority, "scratch": [s.json() for s in row.scratch],
         "budget": {**BUDGET, **row.budget},
     }  # fmt: skip
+    contract_json = None if row.contract is None else asdict(row.contract)
     return Source(
-        module, function, "", tuple(row.json_params()), dict(row.constants), row.compile_options(), entry
-    )
+        module, function, "", tuple(row.json_params()), dict(row.constants), row.compile_options(), entry,
+        contract_json,
+    )  # fmt: skip
 
 
 def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) -> dict[str, Any]:
@@ -221,21 +239,25 @@ def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) 
             f"{op.name}.{job.variant} for {job.target}: the cubin has {hidden} parameters beyond the "
             "declared ones, Triton 3.9 adds 2"
         )
-    nulls = [{"name": n, "kind": "null", "dtype": "ptr"} for n in ("global_scratch", "profile_scratch")]
+    if made.hidden.bytes and any(s["name"] == NAME for s in source.entry["scratch"]):
+        raise BuildError(
+            f"{op.name}.{job.variant}: its scratch {NAME} has the name of Triton's own; call it otherwise"
+        )
     resources = {
         "registers": kernel.registers, "spill_stores": made.spill_stores, "spill_loads": made.spill_loads,
         "stack": kernel.stack,
         "static_shared": kernel.static_shared, "code_bytes": kernel.code_bytes,
     }  # fmt: skip
-    contract_json = signature_json(op)["contract"]
+    contract_json = source.contract or signature_json(op)["contract"]
     if source.entry["mode"] == "fast":
         contract_json = {"kind": "envelope", "rel_l2": 2.0**-8, "max_eps": 2.0}
     return {
         "op": op.name, "variant": job.variant, "entry": made.name, "file": file, "bytes": len(made.cubin),
         "sha256": hashlib.sha256(made.cubin).hexdigest(), "inputs_digest": job.inputs_digest,
-        "toolchain": {"ptxas": made.ptxas}, "params": [*source.params, *nulls],
+        "toolchain": {"ptxas": made.ptxas}, "params": [*source.params, *made.hidden.parameters()],
         "block": [32 * made.warps, 1, 1],
-        "cluster": [made.ctas, 1, 1], "shared_bytes": made.shared, "launch": {}, "isa": None,
+        "cluster": [made.hidden.ctas, 1, 1], "shared_bytes": made.shared, "launch": dict(made.launch),
+        "isa": None,
         "resources": resources,
         "budget": BUDGET,
         "numerics": {
@@ -245,6 +267,8 @@ def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) 
             **job.payload.get("types", {}), **job.payload.get("attrs", {}), **source.constants,
         },
         **source.entry,
+        "grid": made.hidden.grid(source.entry["grid"]),
+        "scratch": [*source.entry["scratch"], *made.hidden.scratch(source.entry["grid"])],
     }  # fmt: skip
 
 

@@ -93,12 +93,14 @@ class Scratch:
     bytes: Expr
     align: int = 16
     zeroed: bool = False
-    """All zeros when a launch starts; the kernel leaves it so."""
+    """All zeros when the launch starts; the kernel leaves it so, whatever its operands hold. Launches of one
+    stream share it, so that one with `launch_pdl` touches it only behind `gdc_wait`. Else the content is
+    arbitrary at the start, and nobody reads it afterwards."""
 
     def json(self) -> dict[str, Any]:
         """The manifest's scratch entry."""
-        zeroed = {"zeroed": True} if self.zeroed else {}
-        return {"name": self.name, "bytes": self.bytes, "align": self.align, **zeroed}
+        entry = {"name": self.name, "bytes": self.bytes, "align": self.align}
+        return {**entry, "zeroed": True} if self.zeroed else entry
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,12 @@ class CudaPrimitive:
     op: str
     variant: str
     kernel: str
-    """`module:function` of the `@triton.jit` kernel."""
+    """`module:function` of the `@triton.jit` or `@gluon.jit` kernel."""
     params: tuple[Pointer | Number, ...]
     constants: Mapping[str, Any]
     """Values of the kernel's constexprs; None for the pointer of an absent operand."""
     grid: tuple[Expr, Expr, Expr]
+    """Programs; with `num_ctas` among the options each is a cluster."""
     when: Pred
     priority: int = 0
     num_warps: int = 4

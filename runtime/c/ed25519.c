@@ -1,5 +1,11 @@
 /* Verification of Ed25519 signatures as RFC 8032 has it, without the cofactor: [S]B - [k]A must encode to R.
  *
+ * Of the rules in which verifiers differ ("Taming the many EdDSAs", Chalkias, Garillot and Nikolaenko 2020) it follows these:
+ * S of L and more is refused, so that no signature can be turned into another one (SUF-CMA); a key of small order is refused, which
+ * would fit a signature to several messages (strong binding; libsodium does, OpenSSL and the RFC do not); a key must be the one
+ * encoding of its point; R is compared byte by byte, so that it must be too; the hash takes the bytes as they are. R of small order
+ * and a key with a part of small order are fine where the equation itself holds, not where only eight times it does.
+ *
  * The field is integers modulo p = 2^255 - 19 in five limbs of 51 bits; points are extended coordinates on -x^2 + y^2 = 1 + d x^2
  * y^2, whose one addition formula holds for every two points, equal ones and the neutral one included. */
 #include "ed25519.h"

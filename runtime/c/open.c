@@ -31,12 +31,17 @@ static kiln_code check_digest(const char *label, const char *expect, const uint8
   return KILN_OK;
 }
 
-static kiln_code check_signature(kiln_tree *tree, const uint8_t *key, const uint8_t *data, size_t bytes, kiln_error *error) {
+static bool is_signed(const kiln_root *root, const uint8_t *data, size_t bytes, const uint8_t *signature) {
+  if (root->ed25519 == NULL) return kiln_ed25519_verify(root->public_key, data, bytes, signature);
+  return root->ed25519(root->ed25519_user, data, bytes, signature, root->public_key) == 1;
+}
+
+static kiln_code check_signature(kiln_tree *tree, const kiln_root *root, const uint8_t *data, size_t bytes, kiln_error *error) {
   const uint8_t *signature;
   size_t length;
   kiln_code code = kiln_tree_read(tree, NULL, "INDEX.json.sig", SIGNATURE, &signature, &length, error);
   if (code != KILN_OK) return code;
-  bool good = length == SIGNATURE && kiln_ed25519_verify(key, data, bytes, signature);
+  bool good = length == SIGNATURE && is_signed(root, data, bytes, signature);
   kiln_tree_release(tree, signature);
   if (good) return KILN_OK;
   return kiln_fail(error, KILN_INTEGRITY,
@@ -47,7 +52,7 @@ static kiln_code check_signature(kiln_tree *tree, const uint8_t *key, const uint
 static kiln_code check_index(kiln_tree *tree, const kiln_root *root, const uint8_t *data, size_t bytes, kiln_error *error) {
   kiln_code code = KILN_OK;
   if (root->expect != NULL) code = check_digest(kiln_tree_label(tree), root->expect, data, bytes, error);
-  if (code == KILN_OK && root->public_key != NULL) code = check_signature(tree, root->public_key, data, bytes, error);
+  if (code == KILN_OK && root->public_key != NULL) code = check_signature(tree, root, data, bytes, error);
   return code;
 }
 
@@ -70,6 +75,8 @@ static kiln_code read_index(kiln_arena *arena, kiln_tree *tree, const kiln_root 
 static kiln_code open_tree(const kiln_root *root, kiln_tree **out, kiln_error *error) {
   if ((root->path == NULL) == (root->archive == NULL))
     return kiln_fail(error, KILN_CONTRACT, "found %s of path and archive in a root, expected one.", root->path ? "both" : "none");
+  if (root->ed25519 != NULL && root->public_key == NULL)
+    return kiln_fail(error, KILN_CONTRACT, "found a verifier without a public key in a root; give the key that signed the tree.");
   if (root->path != NULL) return kiln_tree_open(root->path, out, error);
   return kiln_tree_embedded(root->archive, root->archive_bytes, out, error);
 }
@@ -137,12 +144,12 @@ static kiln_code add_roots(kiln_library *library, const kiln_options *o, kiln_er
   char text[1024];
   sink holds = {text, sizeof text, 0};
   text[0] = 0;
-  kiln_root first = {o->root, NULL, 0, o->expect, o->public_key, o->minimum_generation};
+  kiln_root first = {o->root, NULL, 0, o->expect, o->public_key, o->minimum_generation, o->ed25519, o->ed25519_user};
   if (o->root == NULL && o->root_count == 0)
     return kiln_fail(error, KILN_UNAVAILABLE, "no tree was given; pass the folder of a built tree as root.");
-  if (o->root == NULL && (o->expect != NULL || o->public_key != NULL || o->minimum_generation != 0))
+  if (o->root == NULL && (o->expect != NULL || o->public_key != NULL || o->minimum_generation != 0 || o->ed25519 != NULL))
     return kiln_fail(error, KILN_CONTRACT,
-                     "expect, public_key or minimum_generation belong to a root that was not given; set those of roots.");
+                     "expect, public_key, minimum_generation or ed25519 belong to a root that was not given; set those of roots.");
   kiln_code code = o->root != NULL ? add_root(library, &first, &holds, error) : KILN_OK;
   for (size_t i = 0; i < o->root_count && code == KILN_OK; i++) code = add_root(library, &o->roots[i], &holds, error);
   if (code != KILN_OK || library->pack_count > 0) return code;

@@ -8,7 +8,8 @@
 #include "artifact.h"
 #include "tree.h"
 
-static const char INDEX[] = "INDEX.json", MANIFEST[] = "MANIFEST.json", EVIDENCE[] = "EVIDENCE.json", STAGING[] = ".staging-";
+static const char INDEX[] = "INDEX.json", MANIFEST[] = "MANIFEST.json", EVIDENCE[] = "EVIDENCE.json", STAGING[] = ".staging-",
+                  SIGNATURE[] = "INDEX.json.sig";
 
 typedef struct fault { struct fault *next; const char *file, *why; } fault;
 
@@ -155,9 +156,29 @@ static void add_extra(verifier *v, const char *folder, const char *name, const c
   add_fault(v, folder, plain ? name : shown, why);
 }
 
+/* Whose signature it is was checked where a key was given; here it is only known to be one by its size. */
+static void see_signature(verifier *v) {
+  enum { BYTES = 64 };
+  kiln_error error = {.code = KILN_OK};
+  const uint8_t *data;
+  size_t bytes;
+  if (kiln_tree_read(v->tree, NULL, SIGNATURE, BYTES, &data, &bytes, &error) != KILN_OK) {
+    note(v, NULL, SIGNATURE, &error);
+    return;
+  }
+  kiln_tree_release(v->tree, data);
+  if (bytes == BYTES) return;
+  snprintf(error.message, sizeof error.message, "Found %zu bytes, expected %d; sign it.", bytes, BYTES);
+  add_fault(v, NULL, SIGNATURE, error.message);
+}
+
 static kiln_code see_root(void *user, const char *name, entry_kind kind, uint64_t bytes) {
   verifier *v = user;
   bool mark = strcmp(name, "__init__.py") == 0 || strcmp(name, "py.typed") == 0;
+  if (strcmp(name, SIGNATURE) == 0) {
+    see_signature(v);
+    return v->code;
+  }
   if (strcmp(name, INDEX) == 0 || is_target(v, name)) return v->code;
   if (strcmp(name, "__pycache__") == 0 && kind == ENTRY_FOLDER) return v->code;
   if (mark && kind == ENTRY_FILE && bytes == 0) return v->code;

@@ -1,5 +1,7 @@
 """Bound calls: what they launch, what may change, and what is refused."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ import pytest
 import kiln.runtime as kiln
 from kiln.runtime import proof
 from kiln.runtime.cuda import CudaDevice
+from kiln.runtime.device import PlainCall
 from kiln.runtime.errors import ContractError, DriverError, UnavailableError
 from kiln.tests.runtime.fake_driver import CUresult, FakeDriver, read_params
+from kiln.tests.runtime.test_call import counting_tree
 from kiln.tests.runtime.test_cuda import CudaArray, entry
 from kiln.tests.runtime.test_cuda import tree as cuda_tree
 
@@ -178,3 +182,34 @@ def test_a_plan(tree: Path) -> None:
             x += 1
             assert np.array_equal(bound(), -(x * np.float32(2) + y))
         assert lib.scratch.counters.growths == 1
+
+
+def test_threads_launch_one_call_with_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each launch has blocks of its own, also where all of them are one bound call: its kernel counts in
+    scratch, and tells if another one does so at the same time."""
+    wrong: list[Exception] = []
+    update = PlainCall.update
+
+    def slow(self: PlainCall, *addresses: Any) -> None:
+        # Where addresses are left for all threads to see, let another one in.
+        update(self, *addresses)
+        time.sleep(1e-3)
+
+    with kiln.load(counting_tree(tmp_path), threads=1) as lib:
+        bound = lib.negate.bind(rows(4096, 1024))
+        monkeypatch.setattr(PlainCall, "update", slow)
+
+        def launch() -> None:
+            try:
+                for _ in range(20):
+                    bound()
+            except ContractError as e:
+                wrong.append(e)
+
+        threads = [threading.Thread(target=launch) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not wrong
+        assert lib.scratch.zeroed.counters.growths <= 4

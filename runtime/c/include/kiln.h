@@ -131,6 +131,11 @@ KILN_API kiln_tensor kiln_dense(void *data, kiln_dtype dtype, int32_t device, in
 
 /* ---- libraries ---- */
 
+/* An Ed25519 verifier of the caller's, such as its vetted crypto library's: 1 if `signature` is that of the message by the holder of
+ * the key, anything else refuses the tree. Any thread that opens or verifies a tree may call it. */
+typedef int kiln_ed25519_fn(void *user, const uint8_t *message, size_t bytes, const uint8_t signature[64],
+                            const uint8_t public_key[32]);
+
 /* A tree and what it must be. */
 typedef struct {
   const char *path;           /* the folder of a built tree, or NULL for `archive` */
@@ -139,6 +144,8 @@ typedef struct {
   const char *expect;         /* "sha256:<hex>", the digest of INDEX.json that `kiln build` printed; NULL: any */
   const uint8_t *public_key;  /* 32 bytes: INDEX.json.sig must be this Ed25519 key's signature of INDEX.json; NULL: not checked */
   int64_t minimum_generation; /* an older tree is refused: it was rolled back */
+  kiln_ed25519_fn *ed25519;   /* asked in place of the built-in verifier; NULL: that one */
+  void *ed25519_user;
 } kiln_root;
 
 typedef struct {
@@ -155,6 +162,8 @@ typedef struct {
   const char *driver_path;      /* libcuda.so.1 by default */
   int32_t poison_scratch;       /* not 0: scratch is filled with 0xff before each use (not while a stream is captured) */
   int32_t scratch_per_call;     /* not 0: no pool; scratch is allocated and freed at each call, in stream order */
+  kiln_ed25519_fn *ed25519;     /* of `root` */
+  void *ed25519_user;
 } kiln_options;
 
 /* The version of the library that is running: KILN_VERSION of its own build. */

@@ -26,8 +26,9 @@ from kiln.runtime.errors import (
     UnavailableError,
 )
 from kiln.runtime.manifest import parse_manifest
-from kiln.runtime.scratch import Counters
 from kiln.runtime.select import Explanation, Verdict
+from kiln.tests.runtime.c.options import Options
+from kiln.tests.runtime.c.scratch import Scratch
 
 SOURCES = Path(__file__).parents[3] / "runtime" / "c"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror")
@@ -69,44 +70,6 @@ class Argument(ctypes.Structure):
 
 
 TENSOR, NUMBER, INTEGER, BOOL, TEXT, WRITTEN = range(1, 7)
-
-
-class Root(ctypes.Structure):
-    """kiln_root"""
-
-    _fields_ = (
-        ("path", ctypes.c_char_p),
-        ("archive", ctypes.c_char_p),
-        ("archive_bytes", ctypes.c_size_t),
-        ("expect", ctypes.c_char_p),
-        ("public_key", ctypes.c_char_p),
-        ("minimum_generation", ctypes.c_int64),
-    )
-
-
-class Options(ctypes.Structure):
-    """kiln_options"""
-
-    _fields_ = (
-        ("root", ctypes.c_char_p),
-        ("roots", ctypes.POINTER(Root)),
-        ("root_count", ctypes.c_size_t),
-        ("device", ctypes.c_char_p),
-        ("expect", ctypes.c_char_p),
-        ("public_key", ctypes.c_char_p),
-        ("minimum_generation", ctypes.c_int64),
-        ("threads", ctypes.c_int32),
-        ("disable", ctypes.c_char_p),
-        ("driver_path", ctypes.c_char_p),
-        ("poison_scratch", ctypes.c_int32),
-        ("scratch_per_call", ctypes.c_int32),
-    )
-
-
-class ScratchCounters(ctypes.Structure):
-    """kiln_scratch_counters"""
-
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("blocks", "bytes", "hits", "growths", "fills"))
 
 
 class Choice(ctypes.Structure):
@@ -395,7 +358,7 @@ class Library:
         return found
 
     @property
-    def scratch(self) -> "Scratch":
+    def scratch(self) -> Scratch:
         """As in the Python runtime."""
         return Scratch(self)
 
@@ -449,29 +412,6 @@ class Library:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Scratch:
-    """The scratch memory of a library."""
-
-    def __init__(self, owner: Library, is_zeroed: bool = False) -> None:
-        self.owner, self.is_zeroed = owner, is_zeroed
-
-    @property
-    def zeroed(self) -> "Scratch":
-        """What is all zeros between launches."""
-        return Scratch(self.owner, True)
-
-    @property
-    def counters(self) -> Counters:
-        """kiln_scratch_stats of one kind."""
-        found = ScratchCounters()
-        self.owner.c.kiln_scratch_stats(self.owner.handle, self.is_zeroed, ctypes.byref(found))
-        return Counters(**{name: int(getattr(found, name)) for name, _ in found._fields_})
-
-    def release(self, stream: int) -> None:
-        """kiln_release_scratch"""
-        self.owner.call("kiln_release_scratch", self.owner.handle, stream or None)
 
 
 class Operation:

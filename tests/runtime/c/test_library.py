@@ -24,6 +24,7 @@ from kiln.runtime.errors import (
 )
 from kiln.tests.runtime.c import libkiln
 from kiln.tests.runtime.c.fake import FakeCuda
+from kiln.tests.runtime.c.options import Root
 from kiln.tests.runtime.c.test_ed25519 import sign
 from kiln.tests.runtime.trees import (
     OPS,
@@ -121,20 +122,20 @@ def test_several_roots(c: ctypes.CDLL, tree: Path, tmp_path: Path) -> None:
     pack = write_tree(tmp_path / "pack", {"cpu-x86_64": document}, {"ops.so": other})
     x = rows(3, 4)
     for order, factor in (((tree, pack), -1), ((pack, tree), -2)):
-        roots = (libkiln.Root * 2)(*(libkiln.Root(path=str(p).encode()) for p in order))
+        roots = (Root * 2)(*(Root(path=str(p).encode()) for p in order))
         with libkiln.Library(c, None, roots=roots, root_count=2) as library:
             library.roots = list(order)
             assert library.ops == tuple(sorted(more))
             assert np.array_equal(library.negate(x), factor * x)
             assert np.array_equal(library.twice_negated(x), -2 * x)
             assert np.array_equal(library.scale_negate(x, x), factor * (x * np.float32(2) + x))
-    bad = (libkiln.Root * 2)(
-        libkiln.Root(path=str(tree).encode()), libkiln.Root(path=str(pack).encode(), minimum_generation=9)
+    bad = (Root * 2)(
+        Root(path=str(tree).encode()), Root(path=str(pack).encode(), minimum_generation=9)
     )
     with pytest.raises(IntegrityError, match=r"pack/INDEX\.json: generation 1"):
         libkiln.Library(c, None, roots=bad, root_count=2)
     with pytest.raises(ContractError, match="found none of path and archive"):
-        libkiln.Library(c, None, roots=(libkiln.Root * 1)(), root_count=1)
+        libkiln.Library(c, None, roots=(Root * 1)(), root_count=1)
     with pytest.raises(ContractError, match="belong to a root that was not given"):
         libkiln.Library(c, None, roots=bad, root_count=1, minimum_generation=1)
 
@@ -146,7 +147,7 @@ def test_embedded_archive(c: ctypes.CDLL, tree: Path) -> None:
             archive.add(path, path.relative_to(tree), recursive=False)
     data = packed.getvalue()
     x = rows(3, 4)
-    roots = (libkiln.Root * 1)(libkiln.Root(archive=data, archive_bytes=len(data)))
+    roots = (Root * 1)(Root(archive=data, archive_bytes=len(data)))
     with libkiln.Library(c, None, roots=roots, root_count=1) as library:
         library.roots = [tree]
         assert np.array_equal(library.negate(x), -x)
@@ -180,7 +181,7 @@ def test_verify(c: ctypes.CDLL, tree: Path) -> None:
         found: list[tuple[str, str]] = []
         seen = libkiln.FaultSeen(lambda _, file, why: found.append((file.decode(), why.decode())))
         count, error = ctypes.c_uint32(), libkiln.Error()
-        root = libkiln.Root(path=str(tree).encode(), **more)
+        root = Root(path=str(tree).encode(), **more)
         libkiln.check(
             c.kiln_verify(ctypes.byref(root), seen, None, ctypes.byref(count), ctypes.byref(error)), error
         )

@@ -120,6 +120,27 @@ def test_an_index_without_targets(libkiln_core: Core, tmp_path: Path) -> None:
     assert found(libkiln_core, tmp_path) == []
 
 
+@pytest.mark.parametrize("size", [64, 0, 63, 65, 100_000])
+def test_a_signature_is_accounted_for(libkiln_core: Core, tree: Path, size: int) -> None:
+    (tree / "INDEX.json.sig").write_bytes(bytes(size))
+    expected = [] if size == 64 else ["INDEX.json.sig"]
+    assert files_of(verify_tree(tree)) == expected
+    for where in (tree, archive(tree)):
+        faults = found(libkiln_core, where)
+        assert [f for f, _ in faults] == expected
+        assert size > 64 or [why for _, why in faults] == [f.why for f in verify_tree(tree)]
+
+
+def test_a_signature_must_be_a_file(libkiln_core: Core, tree: Path) -> None:
+    path = tree / "INDEX.json.sig"
+    path.mkdir()
+    assert [f for f, _ in found(libkiln_core, tree)] == files_of(verify_tree(tree)) == [path.name]
+    path.rmdir()
+    (tree.parent / "elsewhere").write_bytes(bytes(64))
+    path.symlink_to(tree.parent / "elsewhere")
+    assert [f for f, _ in found(libkiln_core, tree)] == files_of(verify_tree(tree)) == [path.name]
+
+
 @pytest.mark.parametrize("path", ["nowhere", "tree/INDEX.json", ""])
 def test_what_is_no_folder_is_unavailable(libkiln_core: Core, tree: Path, path: str) -> None:
     verdict, faults = libkiln_core.verify(tree.parent / path / ("x" if not path else ""))

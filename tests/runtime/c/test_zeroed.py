@@ -19,6 +19,7 @@ from kiln.runtime.scratch import ALIGN, GRAIN, ScratchPolicy
 from kiln.tests.runtime.c import libkiln
 from kiln.tests.runtime.c.fake import FakeCuda, Launch, RecordingDriver, part_of_tree
 from kiln.tests.runtime.c.test_cuda_calls import TREE, norm
+from kiln.tests.runtime.test_call import counting_tree
 from kiln.tests.runtime.trees import dim, write_tree
 
 COUNTERS = {"name": "counters", "bytes": ["mul", 4, dim("M")], "align": 256, "zeroed": True}
@@ -221,7 +222,7 @@ def test_a_larger_block_is_zeroed(opens: Opens) -> None:
 
 def test_streams_and_kinds_never_share(opens: Opens) -> None:
     half = opens()
-    seen = set()
+    seen: set[tuple[int, int, int]] = set()
     for stream in (STREAM, OTHER, STREAM, OTHER):
         half.lib.rms_norm(**norm(), stream=stream)
         seen.update((stream, kind, at) for kind, at in enumerate(scratch_of(half)))
@@ -341,3 +342,25 @@ def test_memory_that_cannot_be_zeroed_is_given_back(opens: Opens) -> None:
     assert not half.launches()
     if isinstance(half, PythonHalf):
         half.driver.fail.clear()
+
+
+def test_it_shows_in_no_explanation(opens: Opens) -> None:
+    half = opens()
+    verdicts = half.lib.explain("rms_norm", **norm()).verdicts
+    assert [v.variant for v in verdicts if v.why is None]
+    assert "cuMemAllocAsync" not in half.names()
+
+
+def test_the_selftests_run_it(c: ctypes.CDLL, tmp_path: Path) -> None:
+    """Each kernel runs twice and must find zeros."""
+    root = counting_tree(tmp_path)
+    with kiln.load(root, scratch=ScratchPolicy(poison=True)) as python:
+        report = python.selftest()
+        assert report.ok, str(report)
+        assert python.scratch.zeroed.counters.growths == 1
+    with libkiln.Library(c, root, poison_scratch=1) as library:
+        failures = ctypes.c_uint32(1)
+        seen = libkiln.SelftestSeen(lambda *_: None)
+        library.call("kiln_selftest", library.handle, seen, None, ctypes.byref(failures))
+        assert failures.value == 0
+        assert library.stats()["negate"]["base"] == 2
