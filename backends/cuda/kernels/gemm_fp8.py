@@ -96,10 +96,10 @@ def scaled_matmul_bt(
 
 
 @triton.jit
-def _scale(row_scale, col_scale, row, more):
-    """Products of the scales of one block along k, if there is one more: loaded a block ahead, so that no product
-    waits for them."""
-    return tl.load(row_scale, mask=(row >= 0) & more, other=0.0) * tl.load(col_scale, mask=more, other=0.0)
+def _scales(row_scale, col_scale, row, more):
+    """The scales of one block along k, if there is one more. They are loaded a block ahead and multiplied when they
+    are needed. (Two blocks ahead, Triton 3.9 would not overlap copies and products any more.)"""
+    return tl.load(row_scale, mask=(row >= 0) & more, other=0.0), tl.load(col_scale, mask=more, other=0.0)
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def scaled_matmul_bt_block(
     row_scale = x_scale + row * x_scale_stride
     col_scale = weight_scale + block_n.to(tl.int64) * BLOCK_N // BLOCK_K * weight_scale_stride
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    scale = _scale(row_scale, col_scale, row, K > 0)
+    row_now, col_now = _scales(row_scale, col_scale, row, K > 0)
     for first in range(0, K, BLOCK_K):
         live = k < K - first
         left = _decoded(tl.load(a, mask=live[None, :], other=0.0))
@@ -146,9 +146,9 @@ def scaled_matmul_bt_block(
         b += BLOCK_K
         row_scale += x_scale_colstride
         col_scale += weight_scale_colstride
-        later = _scale(row_scale, col_scale, row, first + BLOCK_K < K)
-        total += _restored(tl.dot(left, right), x) * scale[:, None]
-        scale = later
+        row_later, col_later = _scales(row_scale, col_scale, row, first + BLOCK_K < K)
+        total += _restored(tl.dot(left, right), x) * (row_now * col_now)[:, None]
+        row_now, col_now = row_later, col_later
     _store(total, m, n, bias, out, M, N, out_stride)
 
 
@@ -200,7 +200,7 @@ def scaled_matmul_bt_block_split(
     col_scale = weight_scale + block_n.to(tl.int64) * BLOCK_N // BLOCK_K * weight_scale_stride
     col_scale += begin * weight_scale_colstride
     total = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
-    scale = _scale(row_scale, col_scale, row, begin < end)
+    row_now, col_now = _scales(row_scale, col_scale, row, begin < end)
     for group in range(begin, end):
         live = tl.arange(0, BLOCK_K) < K - group * BLOCK_K
         left = _decoded(tl.load(a, mask=live[None, :], other=0.0))
@@ -209,12 +209,12 @@ def scaled_matmul_bt_block_split(
         b += BLOCK_K
         row_scale += x_scale_colstride
         col_scale += weight_scale_colstride
-        later = _scale(row_scale, col_scale, row, group + 1 < end)
+        row_later, col_later = _scales(row_scale, col_scale, row, group + 1 < end)
         if SWAP:
-            total += _restored(tl.dot(right, tl.trans(left)), x) * scale[None, :]
+            total += _restored(tl.dot(right, tl.trans(left)), x) * (row_now * col_now)[None, :]
         else:
-            total += _restored(tl.dot(left, tl.trans(right)), x) * scale[:, None]
-        scale = later
+            total += _restored(tl.dot(left, tl.trans(right)), x) * (row_now * col_now)[:, None]
+        row_now, col_now = row_later, col_later
     if SPLIT == 1:
         _store(tl.trans(total) if SWAP else total, m, n, bias, out, M, N, out_stride)
     else:

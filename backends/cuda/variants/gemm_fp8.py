@@ -77,14 +77,18 @@ BLOCK_MANY = (
 )
 SPLIT_TILES = (
     ((16, 64), (1, 2, 4, 8, 16), 4, 6),
-    ((16, 128), (1, 2, 4, 8, 16), 4, 5),
-    ((32, 64), (2, 4, 8), 4, 5),
-    ((32, 128), (2, 4, 8), 4, 4),
+    ((16, 64), (1, 4, 8), 4, 8),
+    ((16, 128), (1, 2, 4, 8), 4, 5),
+    ((32, 64), (1, 2, 4, 8), 4, 6),
+    ((32, 128), (1, 2, 4), 4, 4),
     ((64, 64), (1, 2, 4, 8), 4, 5),
-    ((64, 128), (1, 2, 4, 8), 4, 4),
-    ((128, 128), (2, 4), 8, 4),
+    ((64, 128), (1, 2, 4), 4, 4),
 )
 """Rows of x and of weight of a block, numbers of splits, warps, stages: candidates for few rows."""
+
+
+HOPPER_TILES = ((128, 128, 6), (128, 192, 5), (64, 256, 5))
+"""Rows, columns, stages of candidates whose tiles go round."""
 
 
 def _aligned(*scales: str) -> list[Expr]:
@@ -134,7 +138,7 @@ def _tile(op: str, kind: str, out: str, tile: Tile) -> CudaPrimitive | None:
     constants: dict[str, Constant | None] = dict(
         zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile.block, strict=True)
     )
-    constants |= {"GROUP": GROUP, "IMPRECISE": min(ENDS, tile.block[2]) if out == F32.name else None}
+    constants |= {"GROUP": GROUP, "IMPRECISE": min(ENDS, tile.block[2])}
     scales: tuple[Pointer, ...] = (
         Pointer("x_scale", "x_scale", "f32"),
         Pointer("weight_scale", "weight_scale", "f32"),
@@ -236,20 +240,20 @@ def _split(kind: str, out: str, block: tuple[int, int], split: int, warps: int, 
     )
 
 
-def _hopper(out: str, columns: int, stages: int, group: int) -> CudaPrimitive:
+def _hopper(out: str, rows: int, columns: int, stages: int, group: int) -> CudaPrimitive:
     """A warp-specialized candidate of scaled_matmul_bt_block for sm_90a."""
     x, weight, bias, destination = _operands(F8E4M3.name, out, 16)
     sizes = tuple(Number("N", "i32", N, 16) if n.name == "N" else n for n in _sizes(16, 1))
-    tiles: Expr = ["mul", ["cdiv", M, 128], ["cdiv", N, columns]]
+    tiles: Expr = ["mul", ["cdiv", M, rows], ["cdiv", N, columns]]
     return CudaPrimitive(
         op="scaled_matmul_bt_block",
-        variant=f"{out}_tma_m128_n{columns}_s{stages}_g{group}",
+        variant=f"{out}_tma_m{rows}_n{columns}_s{stages}_g{group}",
         kernel=f"{HOPPER}:scaled_matmul_bt_block",
         params=(
             x, weight, *SCALES, bias, destination, *sizes,
             *(s for s in _strides("i32") if s.name != "weight_scale_colstride"),
         ),
-        constants={"BLOCK_M": 128, "BLOCK_N": columns, "BLOCK_K": 128, "GROUP": group, "STAGES": stages},
+        constants={"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": 128, "GROUP": group, "STAGES": stages},
         grid=(["min", tiles, MULTIPROCESSORS], 1, 1),
         when=[
             "and", ["dtype", "out", out], ["divisible", N, 16], ["eq", ["colstride", "weight_scale"], 1],
@@ -275,8 +279,8 @@ def _tiles() -> Iterator[CudaPrimitive | None]:
 
 def _blocks() -> Iterator[CudaPrimitive | None]:
     for out in OUTPUTS:
-        for columns, stages in ((128, 6), (192, 5)) if out is BF16 else ((128, 6),):
-            yield _hopper(out.name, columns, stages, GROUP)
+        for rows, columns, stages in HOPPER_TILES if out is BF16 else HOPPER_TILES[:1]:
+            yield _hopper(out.name, rows, columns, stages, GROUP)
         for kind in ("f8e4m3", "via_f16"):
             for block, splits, warps, stages in SPLIT_TILES if out is BF16 and kind == "f8e4m3" else ():
                 for split in splits:
