@@ -340,7 +340,8 @@ def test_what_cannot_be_merged(inputs: Any, weights: Any, shards: Any, message: 
 GOOD = {"x": X, "weight": WEIGHT, "x_scale": f32(1), "weight_scale": f32(1), "bias": np.ones(3, np.float32)}
 BLOCKS = block_operands(2, 130, 200)
 INTEGERS = {
-    "x": np.ones((2, 3), np.int8), "weight": np.ones((4, 3), np.int8), "x_scale": f32(1), "weight_scale": f32(1),
+    "x": np.ones((2, 3), np.int8), "weight": np.ones((4, 3), np.int8),
+    "x_scale": f32(1), "weight_scale": f32(1),
     "azp": np.ones(1, np.int32), "azp_adj": np.full(4, 3, np.int32),
 }  # fmt: skip
 

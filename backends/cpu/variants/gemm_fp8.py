@@ -3,7 +3,7 @@
 from typing import Any, Literal, TypeAlias
 
 from kiln.backends.cpu.primitive import CpuNumber, CpuPointer, CpuPrimitive
-from kiln.ir.dtypes import BF16, F16, F32, F8E4M3, I8, I32, DType
+from kiln.ir.dtypes import BF16, F8E4M3, F16, F32, I8, I32, DType
 from kiln.recipes.gemm_fp8 import BLOCK
 
 Expr: TypeAlias = Any

@@ -1,5 +1,5 @@
-"""Products of 8-bit codes with scales: out = x_scale * (weight_scale * (x · weightᵀ)) + bias, and with a scale
-for every 128 of the inner dimension.
+"""Products of 8-bit codes with scales: out = x_scale * (weight_scale * (x · weightᵀ)) + bias, and with a
+scale for every 128 of the inner dimension.
 
 As in the dense product, rows beyond M and N are read from row 0 and never stored, and an element's bits do
 not depend on its neighbours. Codes are e4m3 or i8, or, where tensor cores know no e4m3, bytes that are
@@ -97,8 +97,8 @@ def scaled_matmul_bt(
 
 @triton.jit
 def _scales(row_scale, col_scale, row, more):
-    """The scales of one block along k, if there is one more. They are loaded a block ahead and multiplied when they
-    are needed. (Two blocks ahead, Triton 3.9 would not overlap copies and products any more.)"""
+    """The scales of one block along k, if there is one more. They are loaded a block ahead and multiplied
+    when they are needed. (Two ahead, Triton 3.9 does not overlap copies and products any more.)"""
     return tl.load(row_scale, mask=(row >= 0) & more, other=0.0), tl.load(col_scale, mask=more, other=0.0)
 
 
@@ -125,8 +125,8 @@ def scaled_matmul_bt_block(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """One program a block of the output: a product over each BLOCK_K of k (128: a scale's) is scaled and added to an
-    f32 total."""
+    """One program a block of the output: a product over each BLOCK_K of k (128: a scale's) is scaled and
+    added to an f32 total."""
     block_m, block_n = _block(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     m = block_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = block_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -219,7 +219,8 @@ def scaled_matmul_bt_block_split(
         _store(tl.trans(total) if SWAP else total, m, n, bias, out, M, N, out_stride)
     else:
         size: tl.constexpr = BLOCK_M * BLOCK_N
-        inside = tl.arange(0, total.shape[0])[:, None] * total.shape[1] + tl.arange(0, total.shape[1])[None, :]
+        wide: tl.constexpr = total.shape[1]
+        inside = tl.arange(0, total.shape[0])[:, None] * wide + tl.arange(0, wide)[None, :]
         first = partials + tile.to(tl.int64) * (SPLIT * size) + inside
         tl.store(first + split * size, total)
         # Every thread has written before one says so; acquire and release order that for the other programs.

@@ -24,8 +24,8 @@ SCALED: gl.constexpr = gl.constexpr(128)
 
 @gluon.jit
 def _tile(pid, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr):
-    """First row and column of a tile, and whether its number along columns is odd: GROUP row blocks are walked
-    column by column."""
+    """First row and column of a tile, and whether its number along columns is odd: GROUP row blocks are
+    walked column by column."""
     across = gl.cdiv(N, BLOCK_N)
     span = GROUP * across
     first = pid // span * GROUP
@@ -95,7 +95,8 @@ def _store(total, m, n, bias, out, M, N, out_stride):
 
 @gluon.jit
 def _here(value):
-    """The value, computed before what follows: the compiler would put it behind the wait for the other piece."""
+    """The value, computed before what follows: the compiler would put it behind the wait for the other
+    piece."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [value], value.dtype, is_pure=False, pack=1)
 
 
@@ -103,7 +104,8 @@ def _here(value):
 def _multiply(
     a, b0, b1, full, empty, x_scale, weight_scale, bias, out, M, N, K, out_stride,
     x_scale_stride, x_scale_colstride, weight_scale_stride,
-    SIDE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
+    SIDE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group, the first or the second: its part of every tile of this program."""
     W0: gl.constexpr = b0.shape[1]
@@ -133,8 +135,10 @@ def _multiply(
         for k in range(0, K, SCALED):
             mbarrier.wait(full.index(stage), phase)
             left = a.index(stage)
-            part0 = warpgroup_mma(left, b0.index(stage).permute([1, 0]), zeros0, use_acc=False, is_async=True)
-            part1 = warpgroup_mma(left, b1.index(stage).permute([1, 0]), zeros1, use_acc=False, is_async=True)
+            right0 = b0.index(stage).permute([1, 0])
+            right1 = b1.index(stage).permute([1, 0])
+            part0 = warpgroup_mma(left, right0, zeros0, use_acc=False, is_async=True)
+            part1 = warpgroup_mma(left, right1, zeros1, use_acc=False, is_async=True)
             # The next block's scales, before anyone waits.
             row_scale += x_scale_colstride
             scales0 += 1
@@ -162,10 +166,11 @@ def _multiply(
 def scaled_matmul_bt_block(
     x, weight, x_scale, weight_scale, bias, out, M, N, K, x_stride, weight_stride, out_stride,
     x_scale_stride, x_scale_colstride, weight_scale_stride,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Programs take tiles in turn; each 128 of k is scaled and added to an f32 total. Tiles are 128 x 128,
-    128 x 192 (one group above the other) or 64 x 256 (side by side). weight_scale's columns are neighbours."""
+    128 x 192 (one group above the other) or 64 x 256 (side by side). Scales of weight are dense along k."""
     gl.static_assert(BLOCK_K == SCALED)
     dtype: gl.constexpr = x.dtype.element_ty
     W1: gl.constexpr = 64

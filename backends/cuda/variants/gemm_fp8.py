@@ -27,10 +27,13 @@ GROUP = 8
 MULTIPROCESSORS = 132
 """Of an H100 or H200: programs of a kernel that takes tiles in turn."""
 ENDS = 128
-"""Products of e4m3 that tensor cores of sm_90 may add up in their own 14 bits before f32 takes over."""
+"""Products of e4m3 that tensor cores of sm_90 may add up in their own bits before f32 takes over. If it never
+does, sums of 16384 terms are off by 3.5e-3 (relative L2), and by 0.22 where all have one sign."""
 SHORT_SUMS = Contract("envelope", rel_l2=2.0**-8, max_eps=2.0**14)
-"""f32 outputs of e4m3 tensor cores, which add products in fewer bits than an output has: 2**-9 of the largest."""
+"""f32 outputs of e4m3 tensor cores, which add products in fewer bits than an output has: 2**-9 of the
+largest. Measured on an H200: relative L2 1.3e-4, and 6.2e-4 where all terms have one sign."""
 OUTPUTS = (BF16, F16, F32)
+SCALES = (Pointer("x_scale", "x_scale", "f32"), Pointer("weight_scale", "weight_scale", "f32"))
 CODES: dict[str, tuple[str, str, int, int]] = {
     "f8e4m3": (F8E4M3.name, "", 89, 999),
     "via_f16": (U8.name, "via_f16_", 80, 88),
@@ -179,7 +182,6 @@ def _strides(dtype: Any) -> tuple[Number, ...]:
     )
 
 
-SCALES = (Pointer("x_scale", "x_scale", "f32"), Pointer("weight_scale", "weight_scale", "f32"))
 FUSED = {"enable_fp_fusion": True}
 """A block's products are scaled and added by one instruction, as the contract allows."""
 
@@ -229,7 +231,7 @@ def _split(kind: str, out: str, block: tuple[int, int], split: int, warps: int, 
         params=(x, weight, *SCALES, bias, destination, *memory, *_sizes(16), *_strides("i64")),
         constants={"BLOCK_M": block[0], "BLOCK_N": block[1], "BLOCK_K": 128, "SPLIT": split},
         grid=(tiles, split, 1),
-        when=["and", ["dtype", "out", out], ["le", M, 512], ["divisible", K, 16], *_aligned()],
+        when=["and", ["dtype", "out", out], ["le", M, block[0]], ["divisible", K, 16], *_aligned()],
         num_warps=warps,
         num_stages=stages,
         options=FUSED,
@@ -290,9 +292,14 @@ def _blocks() -> Iterator[CudaPrimitive | None]:
 
 
 CANDIDATES: tuple[CudaPrimitive, ...] = tuple(row for row in (*_tiles(), *_blocks()) if row is not None)
-DEFAULTS: tuple[str, ...] = tuple(
-    dict.fromkeys(
-        row.variant for row in CANDIDATES if "_split" not in row.variant and "_tma_" not in row.variant
-    )
+FIRST = (
+    "bf16_split4_m16_n128_w4_s5", "bf16_split4_m32_n64_w4_s6", "bf16_split2_m64_n64_w4_s5",
+    *(f"{out.name}_tma_m128_n128_s6_g8" for out in OUTPUTS),
+)  # fmt: skip
+"""On an H200: 16x4096x7168 14.7 us, the best candidate 14.0; 4096x4096x7168 238 us, where tiles that are
+loaded by pointers take 397."""
+DEFAULTS: tuple[str, ...] = (
+    *FIRST,
+    *dict.fromkeys(r.variant for r in CANDIDATES if "_split" not in r.variant and "_tma_" not in r.variant),
 )
-"""What runs shapes that nothing was measured for: tiles, those for few rows first."""
+"""What runs shapes that nothing was measured for: what is for few rows first."""
