@@ -43,11 +43,12 @@ F16 = DType("f16", 16, "uint16_t", "fp16", "f16", np.dtype(np.float16), 2.0**-10
 BF16 = DType("bf16", 16, "uint16_t", "bf16", "bf16", np.dtype(ml_dtypes.bfloat16), 2.0**-7)
 F8E4M3 = DType("f8e4m3", 8, "uint8_t", "fp8e4nv", "f8E4M3FN", np.dtype(ml_dtypes.float8_e4m3fn), 2.0**-3)
 U8 = DType("u8", 8, "uint8_t", "u8", "i8", np.dtype(np.uint8))
+I8 = DType("i8", 8, "int8_t", "i8", "i8", np.dtype(np.int8))
 I32 = DType("i32", 32, "int32_t", "i32", "i32", np.dtype(np.int32))
 I64 = DType("i64", 64, "int64_t", "i64", "i64", np.dtype(np.int64))
 BOOL = DType("bool", 8, "uint8_t", "i1", "i1", np.dtype(np.bool_))
 
-DTYPES = {d.name: d for d in (F64, F32, F16, BF16, F8E4M3, U8, I32, I64, BOOL)}
+DTYPES = {d.name: d for d in (F64, F32, F16, BF16, F8E4M3, U8, I8, I32, I64, BOOL)}
 """Every element type by its Kiln name."""
 
 

@@ -6,9 +6,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from kiln.ir.spec import Op
-from kiln.recipes import activation, fusion, gemm, gemm_batched, gemm_packed, linear, norm, quant, rope, topk
+from kiln.recipes import (
+    activation,
+    fusion,
+    gemm,
+    gemm_batched,
+    gemm_fp8,
+    gemm_packed,
+    linear,
+    norm,
+    quant,
+    rope,
+    topk,
+)
 
-FAMILIES = (norm, activation, quant, rope, fusion, gemm, gemm_batched, gemm_packed, linear, topk)
+FAMILIES = (
+    norm, activation, quant, rope, fusion, gemm, gemm_batched, gemm_packed, linear, gemm_fp8, topk,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from kiln.runtime.entities import DTypeVar, Kernel, Plan, Scalar, Signature, Ten
 from kiln.runtime.errors import KilnError
 from kiln.runtime.expr import Env, compile_expr
 from kiln.runtime.operation import Operation
-from kiln.tools.pools import Variable, atoms, indexed_dims, pool, row_dims, table_dims, variables
+from kiln.tools.pools import Variable, atoms, demands, indexed_dims, pool, row_dims, table_dims, variables
 
 Layout = Literal["dense", "padded", "ragged", "columns", "alias"]
 """Where operands lie: `padded` has row strides and addresses that are multiples of 16 elements, `ragged` of
@@ -193,6 +193,7 @@ class Deriver:
                 variable.put(draft.env, self._draw(variable, values, style, attempt, rng))
             if attempt % 2:
                 self._pair(draft.env)
+            self._agree(draft.env, rng)
             for dim in self.by_row:
                 draft.env.dims[dim] = max(draft.env.dims[dim], draft.env.dims[sig.rows])
             _numbers(sig, draft.env, seed)
@@ -213,6 +214,13 @@ class Deriver:
         bound = [v for v, _ in self.pools if v.arg is not None and v.dim is not None]
         for variable in bound:
             variable.put(env, env.dims[bound[0].dim or ""])
+
+    def _agree(self, env: Env, rng: np.random.Generator) -> None:
+        """Where an extent must be one of several, as that of scales, make it one of them."""
+        for demand in demands(self.judge.operation.sig, self.candidate):
+            if demand[0] == "or" and all(p[0] == "eq" and p[1][0] == "dim" for p in demand[1:]):
+                _, (_, dim), value = demand[1 + int(rng.integers(len(demand) - 1))]
+                env.dims[dim] = int(compile_expr(value)(env))
 
     def _draw(
         self, variable: Variable, values: list[int], style: Style, attempt: int, rng: np.random.Generator
@@ -248,7 +256,9 @@ def _draft(sig: Signature, candidate: Kernel | Plan, seed: int, attrs: Mapping[s
     if isinstance(candidate, Kernel):
         pointers = [p for p in candidate.params if p.kind == "ptr" and p.operand is not None]
         asked = {**{p.operand or "": p.dtype for p in pointers}, **asked}
-        presence = {t.name: t.name in asked for t in sig.tensors if t.optional} | presence
+        # What a kernel reads but does not ask for may be absent: by turns it is.
+        read = {t.name: t.name in asked and seed % 2 == 0 for t in sig.tensors if t.optional}
+        presence = read | presence
     chosen = {
         t.dtype.var: asked[t.name] for t in sig.tensors if isinstance(t.dtype, DTypeVar) and t.name in asked
     }

@@ -96,10 +96,12 @@ def operand(sig: Signature, case: Case, slot: Slot, finite: bool) -> Array:
     if finite and case.fill == "special" and data.size:
         data.reshape(-1)[int(rng.integers(data.size))] = (np.nan, np.inf, -np.inf)[position % 3]
     with np.errstate(all="ignore"):
+        if slot.dtype == "f8e4m3":
+            data = np.clip(data, -448.0, 448.0)
         return data.astype(np.float32).astype(numpy_dtype(slot.dtype))
 
 
-FLOATS = ("f32", "bf16", "f16", "f64")
+FLOATS = ("f32", "bf16", "f16", "f64", "f8e4m3")
 
 
 def inputs(sig: Signature, case: Case, finite: bool) -> Mapping[str, Array]:

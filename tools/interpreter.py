@@ -145,6 +145,7 @@ def enter() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     _repair_casts()
     _repair_nan()
+    _repair_splat()
     _repair_libdevice()
 
 
@@ -187,6 +188,8 @@ def _repair_casts() -> None:
     dot, cast, convert = builder.create_dot, builder.cast_impl, builder.create_fp_to_fp
 
     def widened(operand: Any) -> Any:
+        if operand.dtype.scalar == e4m3:
+            return handle(operand.data.view(float8_e4m3fn).astype(np.float32), f32)
         return handle(_widen(operand.data), f32) if operand.dtype.scalar == bf16 else operand
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
@@ -235,6 +238,17 @@ def _repair_nan() -> None:
 
     for name in ARITHMETIC:
         setattr(builder, name, canonical(getattr(builder, name)))
+
+
+def _repair_splat() -> None:
+    """Let a comparison of scalars stay boolean beside a tensor's: Triton 3.9 gives it its operands' type."""
+    from triton.runtime import interpreter
+
+    def create_splat(self: Any, to: Any, scalar: Any) -> Any:
+        data = np.asarray(scalar.data).reshape(-1)[:1]
+        return interpreter.TensorHandle(np.full(to.shape, data, data.dtype), scalar.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_splat = create_splat
 
 
 def _repair_libdevice() -> None:

@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -65,6 +65,8 @@ class Source:
     """The parameters of that function, which follow the kernel's own as one tuple."""
     entry: Mapping[str, Any] = field(default_factory=dict)
     """The manifest fields that do not depend on the compiled bytes."""
+    contract: Mapping[str, Any] | None = None
+    """The kernel's own numerics contract; None: the op's."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,7 @@ def handwritten(op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...], c
         "when": row.when, "priority": row.priority, "scratch": [s.json() for s in row.scratch],
         "budget": {**BUDGET, **row.budget},
     }  # fmt: skip
+    contract_json = None if row.contract is None else asdict(row.contract)
     return Source(
         module,
         function,
@@ -247,6 +250,7 @@ def handwritten(op: Op, payload: Mapping[str, Any], catalogs: tuple[str, ...], c
         dict(row.constants),
         row.compile_options(),
         entry=entry,
+        contract=contract_json,
     )
 
 
@@ -286,7 +290,7 @@ def manifest_entry(job: Job, op: Op, source: Source, made: Compiled, file: str) 
         "stack": kernel.stack,
         "static_shared": kernel.static_shared, "code_bytes": kernel.code_bytes,
     }  # fmt: skip
-    contract_json = signature_json(op)["contract"]
+    contract_json = source.contract or signature_json(op)["contract"]
     if source.entry["mode"] == "fast":
         contract_json = {"kind": "envelope", "rel_l2": 2.0**-8, "max_eps": 2.0}
     return {

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from kiln.ir.dtypes import DTYPES
+from kiln.ir.spec import Contract
 
 Expr: TypeAlias = Any
 """A closed expression of the manifest, as JSON."""
@@ -134,6 +135,8 @@ class CudaPrimitive:
     hosts: Literal["none", "short", "any"] = "none"
     """Which epilogues of recipes are inlined into it; `short` ones have no exponential. Its kernel ends with
     `gemm_finish.finish`, and has the parameter `extra` after those of `params`."""
+    contract: Contract | None = None
+    """The kernel's own numerics contract, where the op's is not the one that it can keep."""
     budget: Mapping[str, int] = field(default_factory=dict)
     """Upper bounds on resources (registers, spill_stores, spill_loads, stack, static_shared, code_bytes) that
     differ from the backend's, which allow no spill and no stack."""

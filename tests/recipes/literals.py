@@ -53,6 +53,13 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "4": ("no_k", "no_m"),
         "5": ("nan", "infinity"),
     },
+    "gemm_fp8": {
+        "1": ("acc", "alpha", "scalar"),
+        "2": ("0.9", "0.7", "0.7_negative", "0.3"),
+        "3": ("largest", "to_largest", "clamped", "nan", "17", "19", "ties", "zero", "least"),
+        "4": ("zero_row", "block"),
+        "5": ("azp",),
+    },
     "topk": {
         "1": ("two", "four"),
         "2": ("straddling", "larger_group"),
@@ -66,7 +73,7 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Specification -> number of its test case -> what is worked there; `n` are numbers of its numerics section.
 
 fusion: KERNEL-FUSION-FRAMEWORK, act: KERNEL-EW-NORM-ACT, quant: KERNEL-EW-NORM-QUANT,
-gemm: KERNEL-GEMM-BF16, topk: KERNEL-TOPK-PAIRS.
+gemm: KERNEL-GEMM-BF16, gemm_fp8: KERNEL-GEMM-FP8, topk: KERNEL-TOPK-PAIRS.
 """
 
 

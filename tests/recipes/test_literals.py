@@ -8,10 +8,20 @@ from types import ModuleType
 import pytest
 
 from kiln.tests.ir import test_interpret
-from kiln.tests.recipes import test_activation, test_fusion, test_gemm, test_norm, test_quant, test_topk
+from kiln.tests.recipes import (
+    test_activation,
+    test_fusion,
+    test_gemm,
+    test_gemm_fp8,
+    test_norm,
+    test_quant,
+    test_topk,
+)
 from kiln.tests.recipes.literals import checked, expected, literal
 
-MODULES = (test_interpret, test_activation, test_fusion, test_gemm, test_norm, test_quant, test_topk)
+MODULES = (
+    test_interpret, test_activation, test_fusion, test_gemm, test_gemm_fp8, test_norm, test_quant, test_topk,
+)  # fmt: skip
 
 
 def test_every_worked_number_is_checked_once() -> None:

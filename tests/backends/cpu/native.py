@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,6 +50,10 @@ def render(primitive: CpuPrimitive) -> str:
     return translation_unit(primitive.entry, [text])
 
 
+def _address(array: Array | None) -> int:
+    return 0 if array is None else int(array.ctypes.data)
+
+
 class Native:
     """A realization compiled for one tier."""
 
@@ -65,11 +70,13 @@ class Native:
         self.entry = ctypes.CDLL(str(shared))[primitive.entry]
         self.entry.restype = ctypes.c_int64
 
-    def __call__(self, operands: dict[str, Array], numbers: dict[str, int], begin: int, end: int) -> None:
-        """Compute tiles [begin, end); `numbers` gives the integer parameters by name."""
+    def __call__(
+        self, operands: Mapping[str, Array | None], numbers: dict[str, int], begin: int, end: int
+    ) -> None:
+        """Compute tiles [begin, end); `numbers` gives the integer parameters by name. None is absent."""
         pointers = [p for p in self.primitive.params if not isinstance(p, CpuNumber)]
         integers = [p for p in self.primitive.params if isinstance(p, CpuNumber)]
-        ptrs = (ctypes.c_void_p * len(pointers))(*(operands[p.operand].ctypes.data for p in pointers))
+        ptrs = (ctypes.c_void_p * len(pointers))(*(_address(operands[p.operand]) for p in pointers))
         ints = (ctypes.c_int64 * len(integers))(*(numbers[p.name] for p in integers))
         if code := self.entry(ptrs, ints, None, ctypes.c_int64(begin), ctypes.c_int64(end)):
             raise ValueError(f"{self.primitive.entry} returned {code}, expected 0")
