@@ -55,11 +55,19 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "6": ("all_minus_infinity", "whole_row"),
         "7": ("keys", "raw"),
     },
+    "gdn": {
+        "1": ("step",),
+        "2": ("norm",),
+        "3": ("beta",),
+        "4": ("threshold",),
+        "5": ("padding",),
+        "6": ("heads",),
+    },
 }
 """Specification -> number of its test case -> what is worked there; `n` are numbers of its numerics section.
 
 fusion: KERNEL-FUSION-FRAMEWORK, act: KERNEL-EW-NORM-ACT, quant: KERNEL-EW-NORM-QUANT,
-topk: KERNEL-TOPK-PAIRS.
+topk: KERNEL-TOPK-PAIRS, gdn: KERNEL-GDN-PACKED-DECODE.
 """
 
 
