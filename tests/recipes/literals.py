@@ -63,11 +63,16 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "5": ("padding",),
         "6": ("heads",),
     },
+    "gdn_chunk": {
+        "1": ("recurrence", "parts"),
+        "7": ("chunks",),
+    },
 }
 """Specification -> number of its test case -> what is worked there; `n` are numbers of its numerics section.
 
 fusion: KERNEL-FUSION-FRAMEWORK, act: KERNEL-EW-NORM-ACT, quant: KERNEL-EW-NORM-QUANT,
-topk: KERNEL-TOPK-PAIRS, gdn: KERNEL-GDN-PACKED-DECODE.
+topk: KERNEL-TOPK-PAIRS, gdn: KERNEL-GDN-PACKED-DECODE,
+gdn_chunk: KERNEL-GDN-AOT-BF16.
 """
 
 

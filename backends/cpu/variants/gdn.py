@@ -49,7 +49,7 @@ def _packed_decode(ship: Ship) -> CpuPrimitive:
         when=["and", *type_predicates(PACKED_DECODE, ship), ["le", ["arg", "key_dim"], MOST]],
         constants={
             "io": types["T"], "state": types["S"], "bias": types["P"], "output": types["O"],
-            "index": 64 if ship.dtypes["I"] is I64 else 32, "most": MOST,
+            "step": True, "index": 64 if ship.dtypes["I"] is I64 else 32, "most": MOST,
         },
     )  # fmt: skip
 
