@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kiln.ir.spec import Op
-from kiln.recipes import activation, fusion, gdn, gdn_chunk, gemm, norm, quant, rope, topk
+from kiln.recipes import activation, fusion, gdn, gdn_chunk, gemm, norm, quant, rope, ssm, topk
 
-FAMILIES = (norm, activation, quant, rope, fusion, gemm, topk, gdn, gdn_chunk)
+FAMILIES = (norm, activation, quant, rope, fusion, gemm, topk, gdn, gdn_chunk, ssm)
 
 
 @dataclass(frozen=True)

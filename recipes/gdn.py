@@ -1,8 +1,8 @@
 """The gated delta rule (KERNEL-GDN-PACKED-DECODE): one token a sequence, straight from the packed projection.
 No target is named in this file.
 
-A head's state S is [value, key]. A step decays it, S' = alpha S, adds the outer product of what the key does not yet
-recall, d = beta (v - S' k), and reads it: S_new = S' + d k^T, out = S_new q.
+A head's state S is [value, key]. A step decays it, S' = alpha S, adds the outer product of what the key does
+not yet recall, d = beta (v - S' k), and reads it: S_new = S' + d k^T, out = S_new q.
 """
 
 from typing import Any, TypeAlias
@@ -27,8 +27,8 @@ SOFTPLUS_LINEAR = np.float32(20.0)
 """Above it softplus(x) is x."""
 
 ENVELOPE = Contract("envelope", rel_l2=2.0**-8, max_eps=256.0)
-"""Relative L2: one rounding of an output to bf16. Worst element, relative to the largest of the output: the f32
-state of one step differs by two sums of 128 terms in another order and by an exponential within 2 ulp."""
+"""Relative L2: one rounding of an output to bf16. Worst element, relative to the largest of the output: the
+f32 state of one step differs by two sums of 128 terms in another order and by an exponential within 2 ulp."""
 
 _KEYS: Any = ["mul", ["dim", "HEADS"], ["dim", "KEY_DIM"]]
 _VALUES: Any = ["mul", ["dim", "HV"], ["dim", "VALUE_DIM"]]
@@ -41,7 +41,7 @@ def softplus(x: Array) -> Array:
 
 
 def gates(a: Array, b: Array, a_log: Array, dt_bias: Array) -> tuple[Array, Array]:
-    """(alpha, beta) f32: the decay exp(-exp(a_log) softplus(a + dt_bias)), and sigmoid(b) rounded to b's type."""
+    """(alpha, beta) f32: the decay exp(-exp(a_log) softplus(a + dt_bias)), sigmoid(b) rounded to b's type."""
     with np.errstate(all="ignore"):
         x = a.astype(np.float32) + dt_bias.astype(np.float32)
         alpha = np.exp(-np.exp(a_log.astype(np.float32)) * softplus(x))
@@ -98,7 +98,8 @@ PACKED_DECODE = Op(
     name="gated_delta_rule_packed_decode",
     family=FAMILY,
     operands=(
-        Tensor("mixed_qkv", T, ("B", ["add", ["mul", 2, _KEYS], _VALUES]), doc="q of every key head, k of every "
+        Tensor("mixed_qkv", T, ("B", ["add", ["mul", 2, _KEYS], _VALUES]),
+               doc="q of every key head, k of every "
                "key head, v of every value head"),
         Tensor("a", T, ("B", "HV"), doc="decay, before its bias"),
         Tensor("b", T, ("B", "HV"), doc="update strength, before the sigmoid"),
@@ -106,7 +107,8 @@ PACKED_DECODE = Op(
         Tensor("dt_bias", P, ("HV",), layout="dense"),
         Tensor("state", S, ("SLOTS", ["mul", _VALUES, ["dim", "KEY_DIM"]]), role="inout",
                doc="[value head, value, key] of every slot; slots that no row names are not touched"),
-        Tensor("state_indices", I, ("B",), layout="dense", doc="the slot of each row, no two alike; 0 and below: "
+        Tensor("state_indices", I, ("B",), layout="dense",
+               doc="the slot of each row, no two alike; 0 and below: "
                "none, the row of out is zeros"),
         Scalar("heads", I32, minimum=1, doc="key heads; value head h has key head h * heads / HV"),
         Scalar("scale", F32, positive=True, doc="of q; models use key_dim ** -0.5"),
@@ -119,7 +121,8 @@ PACKED_DECODE = Op(
     rows="B",
     width="HV",
     constraints=(
-        (["eq", ["mod", ["dim", "HV"], ["dim", "HEADS"]], 0], "HV must be divisible by H: every key head serves as many "
+        (["eq", ["mod", ["dim", "HV"], ["dim", "HEADS"]], 0],
+        "HV must be divisible by H: every key head serves as many "
          "value heads"),
         (["lt", ["mul", ["dim", "B"], ["mul", ["dim", "HV"], ["dim", "VALUE_DIM"]]], 2**31],
          "the rows of all states must be fewer than 2**31: split the batch"),
@@ -133,8 +136,8 @@ PACKED_DECODE = Op(
         Ship({"T": F16, "S": F32, "P": F32, "O": F16, "I": I32}),
         Ship({"T": F32, "S": F32, "P": F32, "O": F32, "I": I32}),
     ),
-    doc="One decode step of the gated delta rule from packed raw projections: L2 norm of q and k, gates, state update "
-    "in place, output. Arithmetic in f32; beta is rounded to b's type, state and out once each.",
+    doc="One decode step of the gated delta rule from packed raw projections: L2 norm of q and k, gates, "
+    "state update in place, output. Arithmetic in f32; beta is rounded to b's type, state and out once each.",
     reference=_packed_decode,
 )  # fmt: skip
 

@@ -1,16 +1,18 @@
-"""The gated delta rule over whole sequences (KERNEL-GDN-AOT-BF16): prefill, in chunks where that is faster. No target is
-named in this file.
+"""The gated delta rule over whole sequences (KERNEL-GDN-AOT-BF16): prefill, in chunks where that is faster.
+No target is named in this file.
 
-Token by token: S = exp(g) S; S += beta (v - S k) k^T; out = scale S q, as in `kiln.recipes.gdn`. In chunks of C tokens, with G the sum of g
-within its chunk: A[r, s] = beta_r (k_r . k_s) exp(G_r - G_s) below the diagonal, T = (I + A)^-1, u = T (beta v), w = T (beta exp(G) k); then
-along the chunks v_new = u - w S^T, S = exp(G_last) S + (exp(G_last - G) v_new)^T k, and
-out = scale (exp(G) q S^T + lower(q k^T exp(G_r - G_s)) v_new) with the S before the chunk.
+Token by token: S = exp(g) S; S += beta (v - S k) k^T; out = scale S q, as in `kiln.recipes.gdn`. In chunks
+of C tokens, with G the sum of g within its chunk: A[r, s] = beta_r (k_r . k_s) exp(G_r - G_s) below the
+diagonal, T = (I + A)^-1, u = T (beta v), w = T (beta exp(G) k); then along the chunks v_new = u - w S^T, S =
+exp(G_last) S + (exp(G_last - G) v_new)^T k, and out = scale (exp(G) q S^T + lower(q k^T exp(G_r - G_s))
+v_new) with the S before the chunk.
 
-Sequences are rows [cu_seqlens[n], cu_seqlens[n + 1]). Whatever cu_seqlens holds, they cover every row once: the first begins at 0, the
-last ends at T, a boundary that is lower than one before it counts as that one.
+Sequences are rows [cu_seqlens[n], cu_seqlens[n + 1]). Whatever cu_seqlens holds, they cover every row once:
+the first begins at 0, the last ends at T, a boundary that is lower than one before it counts as that one.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,8 +28,8 @@ X = DTypeVar("X", (BF16, F32))
 O = DTypeVar("O", (BF16, F32))  # noqa: E741  the output's type
 
 ENVELOPE = Contract("envelope", rel_l2=2.0**-7, max_eps=2.0**17)
-"""Relative L2: bf16 operands of five products a chunk (emulated in NumPy at 512 tokens: out 3.7e-3, state 2.8e-3). Worst element, relative
-to the largest of its output: 2**-6 of an f32 state."""
+"""Relative L2: bf16 operands of five products a chunk (emulated in NumPy at 512 tokens: out 3.7e-3, state
+2.8e-3). Worst element, relative to the largest of its output: 2**-6 of an f32 state."""
 
 _KEYS: Any = ["mul", ["dim", "HEADS"], ["dim", "KEY_DIM"]]
 _VALUES: Any = ["mul", ["dim", "HV"], ["dim", "VALUE_DIM"]]
@@ -39,14 +41,31 @@ K = Tensor("k", X, ("T", _KEYS), doc="normalized by the caller")
 V = Tensor("v", X, ("T", _VALUES))
 G = Tensor("g", F32, ("T", "HV"), doc="log of the decay, at most 0")
 BETA = Tensor("beta", F32, ("T", "HV"), doc="update strength")
-BOUNDS = Tensor("cu_seqlens", I32, (["add", ["dim", "SEQS"], 1],), layout="dense", doc="first row of each sequence, then T")
-INITIAL = Tensor("initial_state", F32, ("SEQS", _STATE), layout="dense", doc="[value head, value, key] of each sequence")
+BOUNDS = Tensor(
+    "cu_seqlens",
+    I32,
+    (["add", ["dim", "SEQS"], 1],),
+    layout="dense",
+    doc="first row of each sequence, then T",
+)
+INITIAL = Tensor(
+    "initial_state", F32, ("SEQS", _STATE), layout="dense", doc="[value head, value, key] of each sequence"
+)
 FINAL = Tensor("final_state", F32, ("SEQS", _STATE), "out", layout="dense", doc="after the last token")
 OUT = Tensor("out", O, ("T", _VALUES), "out", layout="dense", doc="[value head, value] of every token")
-DECAY = Tensor("decay", F32, ("T", "HV"), "out", layout="dense", doc="G: the sum of g within its chunk so far")
+DECAY = Tensor(
+    "decay", F32, ("T", "HV"), "out", layout="dense", doc="G: the sum of g within its chunk so far"
+)
 W = Tensor("w", BF16, ("T", ["mul", ["dim", "HV"], ["dim", "KEY_DIM"]]), "out", layout="dense")
 U = Tensor("u", BF16, ("T", _VALUES), "out", layout="dense")
-STATES = Tensor("states", BF16, (_CHUNKS, _STATE), "out", layout="dense", doc="[value head, key, value] before every chunk")
+STATES = Tensor(
+    "states",
+    BF16,
+    (_CHUNKS, _STATE),
+    "out",
+    layout="dense",
+    doc="[value head, key, value] before every chunk",
+)
 V_NEW = Tensor("v_new", BF16, ("T", _VALUES), "out", layout="dense")
 
 HEADS = Scalar("heads", I32, minimum=1, doc="key heads; value head h has key head h * heads / HV")
@@ -55,7 +74,10 @@ DIMS = (Scalar("key_dim", I32, default=128, minimum=1), Scalar("value_dim", I32,
 SEQS = Scalar("seqs", I32, minimum=1, doc="sequences")
 
 LIMITS: tuple[tuple[list[Any], str], ...] = (
-    (["eq", ["mod", ["dim", "HV"], ["dim", "HEADS"]], 0], "HV must be divisible by H: every key head serves as many value heads"),
+    (
+        ["eq", ["mod", ["dim", "HV"], ["dim", "HEADS"]], 0],
+        "HV must be divisible by H: every key head serves as many value heads",
+    ),
     (["lt", ["dim", "T"], 2**31], "rows of 2**31 and more do not fit 32-bit boundaries: split the batch"),
 )
 
@@ -69,7 +91,7 @@ def sequences(cu_seqlens: Array, rows: int) -> list[tuple[int, int]]:
     """(first row, end) of every sequence."""
     inner = np.clip(np.maximum.accumulate([0, *cu_seqlens[1:-1].tolist()]), 0, rows)
     edges = [*map(int, inner), rows]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def chunks(cu_seqlens: Array, rows: int) -> Iterator[tuple[int, int, int]]:
@@ -89,7 +111,8 @@ def _flat(x: Array) -> Array:
 
 
 def _chunk(
-    *, q: Array, k: Array, v: Array, g: Array, beta: Array, cu_seqlens: Array, initial_state: Array, heads: int,
+    *, q: Array, k: Array, v: Array, g: Array, beta: Array, cu_seqlens: Array, initial_state: Array,
+    heads: int,
     scale: float, key_dim: int = 128, value_dim: int = 128,
 ) -> tuple[Array, Array]:  # fmt: skip
     """(out [T, HV * V] before its rounding, final_state): the recurrence, token by token, in float64."""
@@ -113,7 +136,9 @@ def _domain(*, q: Array, k: Array, g: Array, beta: Array, heads: int, **_: Any) 
 
     def unit(x: Array) -> Array:
         split = x.astype(np.float32).reshape(len(x), heads, -1)
-        return (split / np.sqrt((split * split).sum(axis=-1, keepdims=True) + np.float32(1e-6))).reshape(x.shape)
+        return (split / np.sqrt((split * split).sum(axis=-1, keepdims=True) + np.float32(1e-6))).reshape(
+            x.shape
+        )
 
     return {"q": unit(q), "k": unit(k), "g": -np.abs(g), "beta": 1 / (1 + np.exp(-beta))}
 
@@ -126,7 +151,8 @@ def _lower(decay: Array, begin: int, end: int, diagonal: int) -> Array:
 
 
 def _prepare(
-    *, k: Array, v: Array, g: Array, beta: Array, cu_seqlens: Array, heads: int, seqs: int, key_dim: int = 128,
+    *, k: Array, v: Array, g: Array, beta: Array, cu_seqlens: Array, heads: int, seqs: int,
+    key_dim: int = 128,
     value_dim: int = 128,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """(decay, w, u): see the module's formulas."""
@@ -147,7 +173,8 @@ def _prepare(
 
 
 def _state(
-    *, k: Array, w: Array, u: Array, decay: Array, initial_state: Array, cu_seqlens: Array, heads: int, seqs: int,
+    *, k: Array, w: Array, u: Array, decay: Array, initial_state: Array, cu_seqlens: Array, heads: int,
+    seqs: int,
     key_dim: int = 128, value_dim: int = 128,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """(states, v_new, final_state): see the module's formulas."""
@@ -168,7 +195,8 @@ def _state(
 
 
 def _output(
-    *, q: Array, k: Array, v_new: Array, states: Array, decay: Array, cu_seqlens: Array, heads: int, scale: float,
+    *, q: Array, k: Array, v_new: Array, states: Array, decay: Array, cu_seqlens: Array, heads: int,
+    scale: float,
     seqs: int, key_dim: int = 128, value_dim: int = 128,
 ) -> tuple[Array]:  # fmt: skip
     """(out [T, HV * V] before its rounding,): see the module's formulas."""
@@ -182,20 +210,32 @@ def _output(
         query = queries[:, begin:end]
         inner = query @ keys[:, begin:end].transpose(0, 2, 1) * _lower(decay, begin, end, 0)
         grown = np.exp(decay[begin:end].T.astype(np.float64))[:, :, None]
-        out[:, begin:end] = (grown * (query @ pool[at]) + inner @ values[:, begin:end]) * np.float64(np.float32(scale))
+        out[:, begin:end] = (grown * (query @ pool[at]) + inner @ values[:, begin:end]) * np.float64(
+            np.float32(scale)
+        )
     return (_flat(out).astype(np.float32),)
 
 
 def _op(name: str, operands: tuple[Tensor | Scalar, ...], doc: str, reference: Any, **more: Any) -> Op:
     return Op(
-        name, FAMILY, operands, rows="T", width="HV", constraints=LIMITS, contract=ENVELOPE, doc=doc, reference=reference, **more
+        name,
+        FAMILY,
+        operands,
+        rows="T",
+        width="HV",
+        constraints=LIMITS,
+        contract=ENVELOPE,
+        doc=doc,
+        reference=reference,
+        **more,
     )
 
 
 CHUNKED = _op(
     "gated_delta_rule_chunk",
     (Q, K, V, G, BETA, BOUNDS, INITIAL, HEADS, SCALE, *DIMS, OUT, FINAL),
-    "The gated delta rule over sequences of any lengths from normalized q and k, log decays and strengths: outputs of every token, and the "
+    "The gated delta rule over sequences of any lengths from normalized q and k, log decays and strengths: "
+    "outputs of every token, and the "
     "state after each sequence. CUDA works in chunks of 64 tokens; CPUs go token by token in f32.",
     _chunk,
     domain=_domain,

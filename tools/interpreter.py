@@ -31,7 +31,7 @@ class View:
     first: int
 
 
-Argument: TypeAlias = Array | View | int | float
+Argument: TypeAlias = Array | View | int | float | None
 Constant: TypeAlias = int | bool
 
 TRITON_NAMES = {
@@ -256,7 +256,7 @@ def _worker() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=enter)
 
 
-def _argument(argument: Argument) -> ArrayArgument | int | float:
+def _argument(argument: Argument) -> ArrayArgument | int | float | None:
     if isinstance(argument, View):
         return ArrayArgument(argument.array.reshape(-1)[argument.first :])
     return ArrayArgument(argument) if isinstance(argument, np.ndarray) else argument

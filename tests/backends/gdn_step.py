@@ -9,7 +9,9 @@ from kiln.recipes.gdn import PACKED_DECODE
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-def operands(rows: int, heads: int, value_heads: int, key: int, value: int, io: Any, state: Any) -> dict[str, Array]:
+def operands(
+    rows: int, heads: int, value_heads: int, key: int, value: int, io: Any, state: Any
+) -> dict[str, Array]:
     """Random operands; rows name slots from the last down, the third row none."""
     rng = np.random.default_rng(rows * 100 + value_heads)
     width = 2 * heads * key + value_heads * value

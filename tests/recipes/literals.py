@@ -67,12 +67,16 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "1": ("recurrence", "parts"),
         "7": ("chunks",),
     },
+    "ssm": {
+        "1": ("state", "zeros", "split", "silu", "products"),
+        "3": ("norm", "gates"),
+    },
 }
 """Specification -> number of its test case -> what is worked there; `n` are numbers of its numerics section.
 
 fusion: KERNEL-FUSION-FRAMEWORK, act: KERNEL-EW-NORM-ACT, quant: KERNEL-EW-NORM-QUANT,
 topk: KERNEL-TOPK-PAIRS, gdn: KERNEL-GDN-PACKED-DECODE,
-gdn_chunk: KERNEL-GDN-AOT-BF16.
+gdn_chunk: KERNEL-GDN-AOT-BF16, ssm: KERNEL-SSM-MAMBA.
 """
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kiln.recipes.gdn import PACKED_DECODE, gates, softplus
+from kiln.tests.arrays import f32
 from kiln.tests.recipes.literals import literal
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -19,8 +20,10 @@ def _step(mixed_qkv: Array, state: Array, **changes: Any) -> tuple[Array, Array]
     """One step of H = 1, HV = 2, K = V = 2 with gates of zeros: alpha = beta = 1/2."""
     zeros = np.zeros((len(mixed_qkv), 2), mixed_qkv.dtype)
     call = {
-        "a": zeros, "b": zeros, "a_log": np.zeros(2, np.float32), "dt_bias": np.zeros(2, np.float32), "heads": 1,
-        "scale": 1.0, "key_dim": 2, "value_dim": 2, "state_indices": np.array([1], np.int32), "qk_l2norm": False,
+        "a": zeros, "b": zeros, "a_log": np.zeros(2, np.float32), "dt_bias": np.zeros(2, np.float32),
+        "heads": 1,
+        "scale": 1.0, "key_dim": 2, "value_dim": 2, "state_indices": np.array([1], np.int32),
+        "qk_l2norm": False,
     }  # fmt: skip
     assert PACKED_DECODE.reference is not None
     out, pool = PACKED_DECODE.reference(mixed_qkv=mixed_qkv, state=state, **call | changes)
@@ -55,8 +58,8 @@ def test_beta_is_rounded_to_the_type_of_b() -> None:
 
 @literal("gdn/4.threshold")
 def test_softplus_is_the_identity_above_its_threshold() -> None:
-    assert softplus(np.float32([20.0, 20.5])).tolist() == [20.0, 20.5]
-    assert softplus(np.float32([-18.0])).tolist() == [0.0]
+    assert softplus(f32([20.0, 20.5])).tolist() == [20.0, 20.5]
+    assert softplus(f32([-18.0])).tolist() == [0.0]
 
 
 @literal("gdn/5.padding")
@@ -83,7 +86,7 @@ def test_the_order_of_rows_does_not_matter() -> None:
 @literal("gdn/6.heads")
 def test_value_heads_share_key_heads_in_order() -> None:
     """HV = 4, H = 2: the keys pick different columns, so that a head read from the wrong one shows."""
-    qkv = np.float32([[1, 0, 0, 1] + [1, 0, 0, 1] + [1] * 8])
+    qkv = f32([[1, 0, 0, 1] + [1, 0, 0, 1] + [1] * 8])
     gate = np.zeros((1, 4), np.float32)
     state = np.zeros((2, 16), np.float32)
     _, pool = _step(qkv, state, a=gate, b=gate, a_log=gate[0], dt_bias=gate[0], heads=2)
@@ -102,14 +105,18 @@ def test_steps_are_the_recurrence() -> None:
         deltas.append(0.5 * (v - 0.5 * before @ k))
         keys.append(k)
         _, state = _step(qkv, state)
-    wanted = sum(0.5 ** (5 - t) * d[:, :, None] * k for t, (d, k) in enumerate(zip(deltas, keys, strict=True)))
+    wanted = sum(
+        0.5 ** (5 - t) * d[:, :, None] * k for t, (d, k) in enumerate(zip(deltas, keys, strict=True))
+    )
     np.testing.assert_allclose(state[1].reshape(2, 2, 2), wanted, atol=1e-6)
 
 
 def test_a_wrong_head_map_is_seen() -> None:
-    qkv = np.float32([[1, 0, 0, 1] + [0, 1, 1, 0] + [1] * 8])
+    qkv = f32([[1, 0, 0, 1] + [0, 1, 1, 0] + [1] * 8])
     gate = np.zeros((1, 4), np.float32)
-    _, pool = _step(qkv, np.zeros((2, 16), np.float32), a=gate, b=gate, a_log=gate[0], dt_bias=gate[0], heads=2)
+    _, pool = _step(
+        qkv, np.zeros((2, 16), np.float32), a=gate, b=gate, a_log=gate[0], dt_bias=gate[0], heads=2
+    )
     assert pool[1].reshape(4, 2, 2)[:, 0].tolist() != [[0.5, 0], [0.5, 0], [0, 0.5], [0, 0.5]]
 
 

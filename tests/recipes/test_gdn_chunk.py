@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from kiln.recipes.gdn_chunk import CHUNKED, OUTPUT, PREPARE, STATE, chunks, sequences
+from kiln.tests.arrays import f32, i32
 from kiln.tests.recipes.literals import literal
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Call: TypeAlias = dict[str, Any]
 
 
-def call(lengths: list[int], heads: int, value_heads: int, key: int, value: int, dtype: Any = np.float32) -> Call:
+def call(
+    lengths: list[int], heads: int, value_heads: int, key: int, value: int, dtype: Any = np.float32
+) -> Call:
     """Random operands with normalized keys and queries."""
     rng = np.random.default_rng([*lengths, value_heads])
     rows = sum(lengths)
@@ -26,7 +29,8 @@ def call(lengths: list[int], heads: int, value_heads: int, key: int, value: int,
         "g": -rng.random((rows, value_heads)).astype(np.float32),
         "beta": rng.random((rows, value_heads)).astype(np.float32),
         "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
-        "initial_state": 0.1 * rng.standard_normal((len(lengths), value_heads * value * key)).astype(np.float32),
+        "initial_state": 0.1 * rng.standard_normal((len(lengths),
+        value_heads * value * key)).astype(np.float32),
         "heads": heads, "scale": 0.25, "key_dim": key, "value_dim": value,
     }  # fmt: skip
 
@@ -62,9 +66,9 @@ def distance(found: Array, wanted: Array) -> float:
 
 
 HAND = {
-    "q": np.float32([[1, 0], [0, 1]]), "k": np.float32([[1, 0], [0.6, 0.8]]), "v": np.float32([[2, 0], [0, 4]]),
-    "g": np.log(np.float32([[0.5], [0.5]])), "beta": np.float32([[0.5], [1]]), "cu_seqlens": np.int32([0, 2]),
-    "initial_state": np.float32([[1, 0, 0, 2]]), "heads": 1, "scale": 1.0, "key_dim": 2, "value_dim": 2,
+    "q": f32([[1, 0], [0, 1]]), "k": f32([[1, 0], [0.6, 0.8]]), "v": f32([[2, 0], [0, 4]]),
+    "g": np.log(f32([[0.5], [0.5]])), "beta": f32([[0.5], [1]]), "cu_seqlens": i32([0, 2]),
+    "initial_state": f32([[1, 0, 0, 2]]), "heads": 1, "scale": 1.0, "key_dim": 2, "value_dim": 2,
 }  # fmt: skip
 
 
@@ -89,7 +93,7 @@ def test_two_tokens_by_hand_in_parts() -> None:
 
 @literal("gdn_chunk/7.chunks")
 def test_chunks_of_ragged_sequences() -> None:
-    assert [(n, a) for n, a, _ in chunks(np.int32([0, 65, 68]), 68)] == [(0, 0), (0, 64), (1, 65)]
+    assert [(n, a) for n, a, _ in chunks(i32([0, 65, 68]), 68)] == [(0, 0), (0, 64), (1, 65)]
 
 
 @pytest.mark.parametrize(
@@ -111,9 +115,13 @@ def test_a_sequence_split_in_two_ends_in_the_same_state() -> None:
     whole = call([37], 1, 2, 8, 8)
     out, final = recurrence(whole)
     parts = {n: whole[n] for n in ("q", "k", "v", "g", "beta")}
-    head = whole | {n: x[:20] for n, x in parts.items()} | {"cu_seqlens": np.int32([0, 20])}
+    head = whole | {n: x[:20] for n, x in parts.items()} | {"cu_seqlens": i32([0, 20])}
     first, middle = recurrence(head)
-    tail = whole | {n: x[20:] for n, x in parts.items()} | {"cu_seqlens": np.int32([0, 17]), "initial_state": middle}
+    tail = (
+        whole
+        | {n: x[20:] for n, x in parts.items()}
+        | {"cu_seqlens": i32([0, 17]), "initial_state": middle}
+    )
     second, end = recurrence(tail)
     np.testing.assert_allclose(np.concatenate([first, second]), out, atol=2e-6)
     np.testing.assert_allclose(end, final, atol=2e-6)
@@ -128,7 +136,11 @@ def test_without_updates_the_state_only_decays() -> None:
 
 def test_an_orthonormal_key_recalls_its_value() -> None:
     given = call([3], 1, 1, 4, 4)
-    given |= {"g": np.zeros((3, 1), np.float32), "beta": np.ones((3, 1), np.float32), "k": np.eye(4, dtype=np.float32)[:3]}
+    given |= {
+        "g": np.zeros((3, 1), np.float32),
+        "beta": np.ones((3, 1), np.float32),
+        "k": np.eye(4, dtype=np.float32)[:3],
+    }
     _, final = recurrence(given)
     np.testing.assert_allclose(final.reshape(4, 4) @ given["k"].T, given["v"].T, atol=1e-6)
 

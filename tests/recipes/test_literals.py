@@ -8,10 +8,20 @@ from types import ModuleType
 import pytest
 
 from kiln.tests.ir import test_interpret
-from kiln.tests.recipes import test_activation, test_fusion, test_gdn, test_gdn_chunk, test_norm, test_quant, test_topk
+from kiln.tests.recipes import (
+    test_activation,
+    test_fusion,
+    test_gdn,
+    test_gdn_chunk,
+    test_norm,
+    test_quant,
+    test_ssm,
+    test_topk,
+)
 from kiln.tests.recipes.literals import checked, expected, literal
 
-MODULES = (test_interpret, test_activation, test_fusion, test_norm, test_quant, test_topk, test_gdn, test_gdn_chunk)
+MODULES = (test_interpret, test_activation, test_fusion, test_norm, test_quant, test_topk, test_gdn,
+test_gdn_chunk, test_ssm)
 
 
 def test_every_worked_number_is_checked_once() -> None:

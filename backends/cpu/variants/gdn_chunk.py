@@ -1,4 +1,5 @@
-"""CPU realizations of the gated delta rule over sequences: token by token, one head of one sequence a tile."""
+"""CPU realizations of the gated delta rule over sequences: token by token, one head of one sequence a
+tile."""
 
 from typing import Any, TypeAlias
 
@@ -16,17 +17,21 @@ STRIDED = ("q", "k", "v", "g", "beta", "out")
 
 def _pointers(ship: Ship) -> tuple[CpuPointer, ...]:
     kinds = {
-        t.name: ship.dtypes[t.dtype.name] if isinstance(t.dtype, DTypeVar) else t.dtype for t in CHUNKED.tensors
+        t.name: ship.dtypes[t.dtype.name] if isinstance(t.dtype, DTypeVar) else t.dtype
+        for t in CHUNKED.tensors
     }
     return tuple(
-        CpuPointer(t.name, t.name, kinds[t.name].name, kinds[t.name].bytes, "read" if t.role == "in" else "write")
+        CpuPointer(
+            t.name, t.name, kinds[t.name].name, kinds[t.name].bytes, "read" if t.role == "in" else "write"
+        )
         for t in CHUNKED.tensors
     )
 
 
 def _chunk(ship: Ship) -> CpuPrimitive:
     sizes: tuple[tuple[str, Expr], ...] = (
-        ("T", ["dim", "T"]), ("sequences", ["dim", "SEQS"]), ("HV", ["dim", "HV"]), ("heads", ["arg", "heads"]),
+        ("T", ["dim", "T"]), ("sequences", ["dim", "SEQS"]), ("HV", ["dim", "HV"]), ("heads", ["arg",
+        "heads"]),
         ("K", ["arg", "key_dim"]), ("V", ["arg", "value_dim"]),
     )  # fmt: skip
     return CpuPrimitive(
@@ -43,7 +48,8 @@ def _chunk(ship: Ship) -> CpuPrimitive:
         grid=["mul", ["dim", "SEQS"], ["dim", "HV"]],
         when=["and", *type_predicates(CHUNKED, ship), ["le", ["arg", "key_dim"], MOST]],
         constants={
-            "io": ship.dtypes["X"].name, "state": DTYPES["f32"].name, "output": ship.dtypes["O"].name, "step": False,
+            "io": ship.dtypes["X"].name, "state": DTYPES["f32"].name, "output": ship.dtypes["O"].name,
+            "step": False,
             "index": 32, "most": MOST,
         },
     )  # fmt: skip

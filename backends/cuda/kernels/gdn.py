@@ -1,7 +1,7 @@
 """One decode step of the gated delta rule: a program has BLOCK_V values of one head of one row.
 
-The tile [BLOCK_V, K] of the state is read once, kept in registers and written once; nothing crosses warps but the two
-sums over K. The tile's load is issued before anything that only q, k and the gates need.
+The tile [BLOCK_V, K] of the state is read once, kept in registers and written once; nothing crosses warps
+but the two sums over K. The tile's load is issued before anything that only q, k and the gates need.
 """
 
 import triton
@@ -38,6 +38,8 @@ def packed_decode(
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
     L2NORM: tl.constexpr,
+    CACHE: tl.constexpr,
+    EVICT: tl.constexpr,
 ):
     """Program ids: (value block and value head, row)."""
     tiles: tl.constexpr = V // BLOCK_V
@@ -53,7 +55,7 @@ def packed_decode(
         tl.store(where, tl.zeros((BLOCK_V,), out.dtype.element_ty))
         return
     tile = slot * state_stride + hv.to(tl.int64) * (V * K) + (values * K)[:, None] + keys[None, :]
-    old = tl.load(state + tile, cache_modifier=".cs").to(tl.float32)
+    old = tl.load(state + tile, cache_modifier=CACHE, eviction_policy=EVICT).to(tl.float32)
     packed = mixed_qkv + row * qkv_stride
     q = tl.load(packed + h * K + keys).to(tl.float32)
     k = tl.load(packed + (HEADS + h) * K + keys).to(tl.float32)
@@ -71,4 +73,4 @@ def packed_decode(
     d = beta * (v - tl.sum(old * k[None, :], axis=1))
     new = old + d[:, None] * k[None, :]
     tl.store(where, tl.sum(new * q[None, :], axis=1).to(out.dtype.element_ty))
-    tl.store(state_out + tile, new.to(state_out.dtype.element_ty), cache_modifier=".cs")
+    tl.store(state_out + tile, new.to(state_out.dtype.element_ty), eviction_policy=EVICT)

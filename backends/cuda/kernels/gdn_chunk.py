@@ -1,102 +1,80 @@
-"""The gated delta rule in chunks of 64 tokens, as three launches: what each chunk needs of itself, the state along the chunks, the outputs.
+"""The gated delta rule in chunks of 64 tokens, as three launches: what each chunk needs of itself, the state
+along the chunks, the outputs.
 
-The formulas are in `kiln.recipes.gdn_chunk`. Operands of products are bf16, sums and the state f32; the inverse is f32 with tf32 products.
-Boundaries are made monotonic and kept inside the rows, so that no value of cu_seqlens leads outside an operand.
+The formulas are in `kiln.recipes.gdn_chunk`. Operands of products are bf16, sums and the state f32; the
+inverse is f32 with tf32 products.
 """
 
 import triton
 import triton.language as tl
 
+from kiln.backends.cuda.kernels.sequences import pick, piece_rows, sequences
+
 CHUNK: tl.constexpr = tl.constexpr(64)
-SUB: tl.constexpr = tl.constexpr(16)
 
 
 @triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def _sequences(cu_seqlens, SEQS, T, LANES: tl.constexpr):
-    """(begin, end, chunks up to and with it) of LANES sequences; those beyond SEQS are empty."""
-    n = tl.arange(0, LANES)
-    edge = tl.load(cu_seqlens + n, mask=(n > 0) & (n < SEQS), other=0)
-    begin = tl.minimum(tl.maximum(tl.associative_scan(edge, 0, _larger), 0), T)
-    after = tl.load(cu_seqlens + n + 1, mask=n + 1 < SEQS, other=0)
-    end = tl.maximum(begin, tl.minimum(after, T))
-    begin = tl.where(n < SEQS, begin, T)
-    end = tl.where(n + 1 < SEQS, end, T)
-    return begin, end, tl.cumsum((end - begin + CHUNK - 1) // CHUNK, 0)
-
-
-@triton.jit
-def _pick(values, index, LANES: tl.constexpr):
-    return tl.sum(tl.where(tl.arange(0, LANES) == index, values, 0), axis=0)
-
-
-@triton.jit
-def _chunk_rows(cu_seqlens, chunk, SEQS, T, LANES: tl.constexpr):
-    """(first row, end) of a chunk; both T where there are fewer."""
-    begin, end, total = _sequences(cu_seqlens, SEQS, T, LANES)
-    n = tl.sum((total <= chunk).to(tl.int32), axis=0)
-    before = _pick(total, n - 1, LANES)
-    first = _pick(begin, n, LANES) + (chunk - before) * CHUNK
-    stop = tl.minimum(first + CHUNK, _pick(end, n, LANES))
-    return tl.where(n < SEQS, first, T), tl.where(n < SEQS, stop, T)
+def _merged(d, a, INNER: tl.constexpr):
+    """From the inverse d of the INNER x INNER blocks on the diagonal of I + a to that of blocks 4 times as
+    wide: with M = d a below those blocks, M^4 = 0 and (I + M)^-1 d = (I - M)(I + M^2) d."""
+    r, s = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    inside = (r // (4 * INNER) == s // (4 * INNER)) & (r // INNER > s // INNER)
+    m = tl.dot(d, tl.where(inside, a, 0.0)).to(tl.float16)
+    m2 = tl.dot(m, m).to(tl.float16)
+    power = (m2 - m).to(tl.float32) - tl.dot(m, m2)
+    return (d.to(tl.float32) + tl.dot(power.to(tl.float16), d)).to(tl.float16)
 
 
 @triton.jit
 def _unit_lower_inverse(a):
-    """(I + a)^-1 for a strictly lower a [64, 64]: 16 x 16 blocks on the diagonal row by row, then
-    (I + M)^-1 D with M = D a below them, which is nilpotent: (I + M)^-1 = (I - M)(I + M^2)."""
-    blocks: tl.constexpr = CHUNK // SUB
+    """(I + a)^-1 for a strictly lower a [64, 64] f16: blocks of 4 on the diagonal, then of 16, then all.
+    Each level is a short product, so that nothing grows as powers of the whole matrix would where keys
+    repeat. f16 keeps as many bits as tf32, in half the registers."""
     r, s = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    i, j = tl.arange(0, SUB)[None, :, None], tl.arange(0, blocks)
-    same = (j[:, None] == j[None, :])[:, None, :, None]
-    x = -tl.sum(tl.where(same, tl.reshape(a, (blocks, SUB, blocks, SUB)), 0.0), axis=2)
-    for row in range(1, SUB):
-        old = tl.sum(tl.where(i == row, x, 0.0), axis=1)
-        new = old + tl.sum(old[:, :, None] * x, axis=1)
-        x = tl.where(i == row, new[:, None, :], x)
-    spread = tl.where(same, tl.expand_dims(x, 2), 0.0)
-    d = tl.reshape(spread, (CHUNK, CHUNK)) + (r == s).to(tl.float32)
-    m = tl.dot(d, tl.where(r // SUB > s // SUB, a, 0.0), input_precision="tf32")
-    m2 = tl.dot(m, m, input_precision="tf32")
-    power = (r == s).to(tl.float32) - m + m2 - tl.dot(m, m2, input_precision="tf32")
-    return tl.dot(power, d, input_precision="tf32")
+    least = tl.where(r // 4 == s // 4, a, 0.0)
+    square = tl.dot(least, least).to(tl.float16)
+    d = (r == s).to(tl.float32) + (square - least).to(tl.float32) - tl.dot(least, square)
+    return _merged(_merged(d.to(tl.float16), a, 4), a, 16)
 
 
 @triton.jit
 def prepare(
     k, v, g, beta, cu_seqlens, decay, w, u, T, SEQS, HV, HEADS, k_stride, v_stride, g_stride, beta_stride,
-    K: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, PART: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Program ids: (chunk, value head)."""
-    first, stop = _chunk_rows(cu_seqlens, tl.program_id(0), SEQS, T, LANES)
+    """Program ids: (chunk, value head). The last two products are made PART columns at a time."""
+    _, _, _, first, stop = piece_rows(cu_seqlens, tl.program_id(0), SEQS, T, CHUNK, LANES)
     if first >= stop:
         return
     hv = tl.program_id(1)
     h = hv // (HV // HEADS)
     rows = first.to(tl.int64) + tl.arange(0, CHUNK)
     live = rows < stop
-    keys, values = tl.arange(0, K), tl.arange(0, V)
+    keys = tl.arange(0, K)
     from_k = k + rows[:, None] * k_stride + (h * K + keys)[None, :]
     kk = tl.load(from_k, mask=live[:, None], other=0.0)
     total = tl.cumsum(tl.load(g + rows * g_stride + hv, mask=live, other=0.0), 0)
     b = tl.load(beta + rows * beta_stride + hv, mask=live, other=0.0)
     r, s = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     factor = tl.exp(tl.where(r > s, total[:, None] - total[None, :], float("-inf")))
-    inverse = _unit_lower_inverse(tl.dot(kk, tl.trans(kk)) * b[:, None] * factor).to(k.dtype.element_ty)
+    inner = tl.dot(kk, tl.trans(kk)) * b[:, None] * factor
+    inverse = _unit_lower_inverse(inner.to(tl.float16)).to(k.dtype.element_ty)
     tl.store(decay + rows * HV + hv, total, mask=live)
-    # Read again instead of kept in registers through the inverse, which takes them all; the store keeps them apart.
-    vv = tl.load(v + rows[:, None] * v_stride + (hv * V + values)[None, :], mask=live[:, None], other=0.0)
-    strong = (vv.to(tl.float32) * b[:, None]).to(v.dtype.element_ty)
-    tl.store(u + rows[:, None] * (HV * V) + (hv * V + values)[None, :],
-             tl.dot(inverse, strong).to(u.dtype.element_ty), mask=live[:, None])  # fmt: skip
-    again = tl.load(from_k, mask=live[:, None], other=0.0)
-    grown = (again.to(tl.float32) * (b * tl.exp(total))[:, None]).to(k.dtype.element_ty)
-    tl.store(w + rows[:, None] * (HV * K) + (hv * K + keys)[None, :],
-             tl.dot(inverse, grown).to(w.dtype.element_ty), mask=live[:, None])  # fmt: skip
+    # Read again in halves instead of kept in registers through the inverse, which takes them all.
+    half = tl.arange(0, PART)
+    for column in tl.static_range(0, V, PART):
+        where = (hv * V + column + half)[None, :]
+        vv = tl.load(v + rows[:, None] * v_stride + where, mask=live[:, None], other=0.0)
+        strong = (vv.to(tl.float32) * b[:, None]).to(v.dtype.element_ty)
+        fresh = tl.dot(inverse, strong).to(u.dtype.element_ty)
+        tl.store(u + rows[:, None] * (HV * V) + where, fresh, mask=live[:, None])
+    rise = b * tl.exp(total)
+    for column in tl.static_range(0, K, PART):
+        again = k + rows[:, None] * k_stride + (h * K + column + half)[None, :]
+        kk = tl.load(again, mask=live[:, None], other=0.0)
+        grown = tl.dot(inverse, (kk.to(tl.float32) * rise[:, None]).to(k.dtype.element_ty))
+        where = (hv * K + column + half)[None, :]
+        tl.store(w + rows[:, None] * (HV * K) + where, grown.to(w.dtype.element_ty), mask=live[:, None])
 
 
 @triton.jit
@@ -107,9 +85,9 @@ def state(
     """Program ids: (block of values, sequence and value head). The state is held as [K, BLOCK_V]."""
     n, hv = tl.program_id(1) // HV, tl.program_id(1) % HV
     h = hv // (HV // HEADS)
-    begins, ends, totals = _sequences(cu_seqlens, SEQS, T, LANES)
-    begin, end = _pick(begins, n, LANES), _pick(ends, n, LANES)
-    at = _pick(totals, n - 1, LANES).to(tl.int64)
+    begins, ends, totals = sequences(cu_seqlens, SEQS, T, CHUNK, LANES)
+    begin, end = pick(begins, n, LANES), pick(ends, n, LANES)
+    at = pick(totals, n - 1, LANES).to(tl.int64)
     keys, values = tl.arange(0, K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     own = (n.to(tl.int64) * HV + hv) * (V * K) + keys[:, None] + values[None, :] * K
     s = tl.load(initial_state + own)
@@ -140,7 +118,7 @@ def output(
 ):  # fmt: skip
     """Program ids: (block of values, chunk, value head)."""
     chunk, hv = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    first, stop = _chunk_rows(cu_seqlens, tl.program_id(1), SEQS, T, LANES)
+    _, _, _, first, stop = piece_rows(cu_seqlens, tl.program_id(1), SEQS, T, CHUNK, LANES)
     if first >= stop:
         return
     h = hv // (HV // HEADS)
@@ -159,3 +137,45 @@ def output(
     found = tl.dot(qq, before) * tl.exp(total)[:, None]
     found = (found + tl.dot(inner, fresh)) * scale
     tl.store(out + rows[:, None] * out_stride + where, found.to(out.dtype.element_ty), mask=live[:, None])
+
+
+@triton.jit
+def walk(
+    q, k, w, u, decay, initial_state, cu_seqlens, out, final_state, T, SEQS, HV, HEADS, scale, q_stride,
+    k_stride,
+    out_stride,
+    K: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`state` and `output` in one: neither the states nor the new values go through memory.
+
+    Program ids: (block of values, sequence and value head). The state is held as [K, BLOCK_V].
+    """
+    n, hv = tl.program_id(1) // HV, tl.program_id(1) % HV
+    h = hv // (HV // HEADS)
+    begins, ends, _ = sequences(cu_seqlens, SEQS, T, CHUNK, LANES)
+    begin, end = pick(begins, n, LANES), pick(ends, n, LANES)
+    keys, values = tl.arange(0, K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    own = (n.to(tl.int64) * HV + hv) * (V * K) + keys[:, None] + values[None, :] * K
+    held = tl.load(initial_state + own)
+    r, s = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    lanes = tl.arange(0, CHUNK).to(tl.int64)
+    for first in tl.range(begin, end, CHUNK, num_stages=STAGES):
+        rows = first + lanes
+        live = rows < end
+        total = tl.load(decay + rows * HV + hv, mask=live, other=0.0)
+        last = tl.load(decay + (tl.minimum(first + CHUNK, end) - 1).to(tl.int64) * HV + hv)
+        qq = tl.load(q + rows[:, None] * q_stride + (h * K + keys)[None, :], mask=live[:, None], other=0.0)
+        kk = tl.load(k + rows[None, :] * k_stride + (h * K + keys)[:, None], mask=live[None, :], other=0.0)
+        ww = tl.load(w + rows[:, None] * (HV * K) + (hv * K + keys)[None, :], mask=live[:, None], other=0.0)
+        uu = tl.load(u + rows[:, None] * (HV * V) + (hv * V + values)[None, :], mask=live[:, None], other=0.0)
+        factor = tl.exp(tl.where((r >= s) & live[:, None], total[:, None] - total[None, :], float("-inf")))
+        inner = (tl.dot(qq, kk) * factor).to(u.dtype.element_ty)
+        before = held.to(k.dtype.element_ty)
+        fresh = uu.to(tl.float32) - tl.dot(ww, before)
+        found = tl.dot(qq, before) * tl.exp(total)[:, None]
+        found = (found + tl.dot(inner, fresh.to(u.dtype.element_ty))) * scale
+        where = out + rows[:, None] * out_stride + (hv * V + values)[None, :]
+        tl.store(where, found.to(out.dtype.element_ty), mask=live[:, None])
+        kept = fresh * tl.exp(tl.where(live, last - total, 0.0))[:, None]
+        held = held * tl.exp(last) + tl.dot(kk, kept.to(k.dtype.element_ty))
+    tl.store(final_state + own, held)

@@ -44,14 +44,24 @@ class Part:
 def parts() -> tuple[Part, ...]:
     """The launches in order."""
     state, output = 32, 128
-    prepare = Part(PREPARE, "prepare", ("k", "v", "g", "beta"), (CHUNKS, HV, 1), {}, 8)
+    prepare = Part(PREPARE, "prepare", ("k", "v", "g", "beta"), (CHUNKS, HV, 1), {"PART": 64}, 8)
     return (
         # With mma.sync the inverse spills in 4 warps.
         replace(prepare, max_sm=89),
         replace(prepare, warps=4, min_sm=90, max_sm=119),
         replace(prepare, min_sm=120),
-        Part(STATE, "state", ("k",), (DIM // state, ["mul", SEQS, HV], 1), {"BLOCK_V": state, "STAGES": 2}, 4),
-        Part(OUTPUT, "output", ("q", "k", "out"), (DIM // output, CHUNKS, HV), {"BLOCK_V": output}, 8, scale=True),
+        Part(
+            STATE, "state", ("k",), (DIM // state, ["mul", SEQS, HV], 1), {"BLOCK_V": state, "STAGES": 2}, 4
+        ),
+        Part(
+            OUTPUT,
+            "output",
+            ("q", "k", "out"),
+            (DIM // output, CHUNKS, HV),
+            {"BLOCK_V": output},
+            8,
+            scale=True,
+        ),
     )
 
 
@@ -69,9 +79,7 @@ def _primitive(part: Part, types: dict[str, str]) -> CudaPrimitive:
     numbers = [Number("T", "i32", T), Number("SEQS", "i32", SEQS), Number("HV", "i32", HV)]
     numbers += [Number("HEADS", "i32", ["arg", "heads"])]
     numbers += [Number("scale", "f32", ["arg", "scale"])] if part.scale else []
-    numbers += [
-        Number(f"{n}_stride", "i64", ["stride", n], 16 if n in VECTORS else 1) for n in part.strided
-    ]
+    numbers += [Number(f"{n}_stride", "i64", ["stride", n], 16 if n in VECTORS else 1) for n in part.strided]
     when: list[Expr] = ["and", *(["dtype", n, types[x]] for n, x in _LETTERS.items() if n in tensors)]
     when += [["eq", ["arg", f"{side}_dim"], DIM] for side in ("key", "value")]
     when += [["le", SEQS, LANES], ["le", ["mul", SEQS, HV], 65535], ["le", CHUNKS, 65535]]

@@ -1,4 +1,5 @@
-"""The C decode step of the gated delta rule: near the oracle, the same bits on every tier and for every split."""
+"""The C decode step of the gated delta rule: near the oracle, the same bits on every tier and for every
+split."""
 
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -26,13 +27,23 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Any, ...], d
     return {c: {t: Native(BY_TYPES[c], t, folder) for t in runnable_tiers()} for c in COMBINATIONS}
 
 
-def _call(kernel: Native, call: dict[str, Array], shape: Any, output: Any, split: int = 1) -> tuple[Array, Array]:
+def _call(
+    kernel: Native, call: dict[str, Array], shape: Any, output: Any, split: int = 1
+) -> tuple[Array, Array]:
     rows, heads, value_heads, key, value = shape
     state = call["state"].copy()
     out = np.full((rows, value_heads * value), 99, output)
     held = {**call, "state": state, "out": out}
     numbers: dict[str, float] = {f"{t}_stride": held[t].strides[0] // held[t].itemsize for t in STRIDED}
-    numbers |= {"HV": value_heads, "heads": heads, "slots": len(state), "K": key, "V": value, "norm": 1, "scale": 0.25}
+    numbers |= {
+        "HV": value_heads,
+        "heads": heads,
+        "slots": len(state),
+        "K": key,
+        "V": value,
+        "norm": 1,
+        "scale": 0.25,
+    }
     for begin, end in pairwise(np.linspace(0, rows * value_heads, split + 1).astype(int)):
         kernel(held, numbers, int(begin), int(end))
     return out, state
@@ -45,7 +56,10 @@ def test_is_near_the_oracle_and_the_same_on_every_tier(kernels: Any, types: Any,
     io, kept, _, output = (TYPES[t] for t in types)
     call = gdn_step.operands(rows, heads, value_heads, key, value, io, kept)
     wanted, pool = gdn_step.expected(call, heads, key, value, 0.25)
-    found = {tier: _call(k, call, shape, output, split) for split, (tier, k) in enumerate(kernels[types].items(), 1)}
+    found = {
+        tier: _call(k, call, shape, output, split)
+        for split, (tier, k) in enumerate(kernels[types].items(), 1)
+    }
     out, state = next(iter(found.values()))
     assert all((o.tobytes(), s.tobytes()) == (out.tobytes(), state.tobytes()) for o, s in found.values())
     assert gdn_step.distance(out, wanted) < (2e-6 if output is np.float32 else 2**-8)

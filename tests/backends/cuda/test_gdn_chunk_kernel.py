@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kiln.recipes.gdn_chunk import CHUNK, OUTPUT, PREPARE, STATE
+from kiln.tests.arrays import i32
 from kiln.tests.backends.cuda.interpreter import interpret
 from kiln.tests.recipes.test_gdn_chunk import call, distance, recurrence
 
@@ -26,7 +27,7 @@ def _prepare(given: dict[str, Any]) -> tuple[Array, Array, Array]:
     strides = (HEADS * KEY, VALUE_HEADS * VALUE, VALUE_HEADS, VALUE_HEADS)
     made = interpret(
         f"{KERNELS}:prepare", grid, *(given[n] for n in ("k", "v", "g", "beta", "cu_seqlens")), decay, w, u,
-        rows, seqs, VALUE_HEADS, HEADS, *strides, **SIZES,
+        rows, seqs, VALUE_HEADS, HEADS, *strides, **SIZES, PART=16,
     )  # fmt: skip
     return made[5], made[6], made[7]
 
@@ -48,7 +49,8 @@ def _output(given: dict[str, Any], fresh: Array, states: Array, decay: Array) ->
     rows, seqs = len(fresh), len(given["initial_state"])
     out = np.full((rows, VALUE_HEADS * VALUE), np.nan, np.float32)
     made = interpret(
-        f"{KERNELS}:output", (1, -(-rows // CHUNK) + seqs, VALUE_HEADS), given["q"], given["k"], fresh, states, decay,
+        f"{KERNELS}:output", (1, -(-rows // CHUNK) + seqs, VALUE_HEADS), given["q"], given["k"], fresh,
+        states, decay,
         given["cu_seqlens"], out, rows, seqs, VALUE_HEADS, HEADS, given["scale"], HEADS * KEY, HEADS * KEY,
         VALUE_HEADS * VALUE, **SIZES, BLOCK_V=VALUE,
     )  # fmt: skip
@@ -110,8 +112,8 @@ def test_a_long_decay_is_no_nan() -> None:
 
 def test_boundaries_that_go_back_stay_inside() -> None:
     given = _call([30, 30])
-    given["cu_seqlens"] = np.int32([5, 90, -3])
-    wanted = _all(given | {"cu_seqlens": np.int32([0, 60, 60])})
+    given["cu_seqlens"] = i32([5, 90, -3])
+    wanted = _all(given | {"cu_seqlens": i32([0, 60, 60])})
     for found, same in zip(_all(given), wanted, strict=True):
         assert found.tobytes() == same.tobytes()
 
