@@ -37,7 +37,8 @@ _VALUES: Any = ["mul", ["dim", "HV"], ["dim", "VALUE_DIM"]]
 def softplus(x: Array) -> Array:
     """log(1 + exp(x)) in f32, not log1p: exactly 0 below about -17. x where it is above 20."""
     with np.errstate(over="ignore"):
-        return np.where(x > SOFTPLUS_LINEAR, x, np.log(np.float32(1) + np.exp(x)))
+        soft: Array = np.where(x > SOFTPLUS_LINEAR, x, np.log(np.float32(1) + np.exp(x)))
+    return soft
 
 
 def gates(a: Array, b: Array, a_log: Array, dt_bias: Array) -> tuple[Array, Array]:

@@ -134,13 +134,14 @@ def _chunk(
 def _domain(*, q: Array, k: Array, g: Array, beta: Array, heads: int, **_: Any) -> dict[str, Array]:
     """Keys and queries of length 1, decays, strengths between 0 and 1: what the recurrence is stable for."""
 
-    def unit(x: Array) -> Array:
-        split = x.astype(np.float32).reshape(len(x), heads, -1)
-        return (split / np.sqrt((split * split).sum(axis=-1, keepdims=True) + np.float32(1e-6))).reshape(
+    def normal(x: Array) -> Array:
+        split: Array = x.astype(np.float32).reshape(len(x), heads, -1)
+        unit: Array = (split / np.sqrt((split * split).sum(axis=-1, keepdims=True) + np.float32(1e-6))).reshape(
             x.shape
         )
+        return unit
 
-    return {"q": unit(q), "k": unit(k), "g": -np.abs(g), "beta": 1 / (1 + np.exp(-beta))}
+    return {"q": normal(q), "k": normal(k), "g": -np.abs(g), "beta": 1 / (1 + np.exp(-beta))}
 
 
 def _lower(decay: Array, begin: int, end: int, diagonal: int) -> Array:

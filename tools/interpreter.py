@@ -32,7 +32,7 @@ class View:
 
 
 Argument: TypeAlias = Array | View | int | float | None
-Constant: TypeAlias = int | bool
+Constant: TypeAlias = int | bool | str | None
 
 TRITON_NAMES = {
     "float32": "fp32",

@@ -22,7 +22,8 @@ def call(
 
     def unit() -> Array:
         x = rng.standard_normal((rows, heads, key))
-        return (x / np.linalg.norm(x, axis=-1, keepdims=True)).reshape(rows, -1).astype(dtype)
+        made: Array = (x / np.linalg.norm(x, axis=-1, keepdims=True)).reshape(rows, -1).astype(dtype)
+        return made
 
     return {
         "q": unit(), "k": unit(), "v": rng.standard_normal((rows, value_heads * value)).astype(dtype),
@@ -65,7 +66,7 @@ def distance(found: Array, wanted: Array) -> float:
     return float(np.linalg.norm(found.astype(np.float64) - exact) / max(float(np.linalg.norm(exact)), 1e-30))
 
 
-HAND = {
+HAND: Call = {
     "q": f32([[1, 0], [0, 1]]), "k": f32([[1, 0], [0.6, 0.8]]), "v": f32([[2, 0], [0, 4]]),
     "g": np.log(f32([[0.5], [0.5]])), "beta": f32([[0.5], [1]]), "cu_seqlens": i32([0, 2]),
     "initial_state": f32([[1, 0, 0, 2]]), "heads": 1, "scale": 1.0, "key_dim": 2, "value_dim": 2,
@@ -101,7 +102,7 @@ def test_chunks_of_ragged_sequences() -> None:
     [([0, 3, 3, 8], [(0, 3), (3, 3), (3, 8)]), ([5, 9, -2, 1], [(0, 8), (8, 8), (8, 8)]), ([7, 7], [(0, 8)])],
 )
 def test_sequences_cover_every_row_whatever_the_boundaries(edges: list[int], wanted: Any) -> None:
-    assert sequences(np.int32(edges), 8) == wanted
+    assert sequences(i32(edges), 8) == wanted
 
 
 @pytest.mark.parametrize("lengths", [[1], [64], [37], [1, 63, 64, 65, 0, 130]])

@@ -83,14 +83,14 @@ def test_each_launch_is_near_its_reference() -> None:
     decay, w, u = PREPARE.reference(**own, **{n: given[n] for n in ("v", "g", "beta")})
     for found, wanted in zip(_prepare(given), (decay, w, u), strict=True):
         assert distance(found, wanted) < 5e-3
-    wanted = STATE.reference(**own, w=w, u=u, decay=decay, initial_state=given["initial_state"])
-    found = _state(given, w, u, decay)
-    for mine, theirs in zip((found[0][:3], *found[1:]), (wanted[0][:3], *wanted[1:]), strict=True):
+    parts = STATE.reference(**own, w=w, u=u, decay=decay, initial_state=given["initial_state"])
+    made = _state(given, w, u, decay)
+    for mine, theirs in zip((made[0][:3], *made[1:]), (parts[0][:3], *parts[1:]), strict=True):
         assert distance(mine, theirs) < 6e-3
     (out,) = OUTPUT.reference(
-        **own, q=given["q"], v_new=wanted[1], states=wanted[0], decay=decay, scale=given["scale"]
+        **own, q=given["q"], v_new=parts[1], states=parts[0], decay=decay, scale=given["scale"]
     )
-    assert distance(_output(given, wanted[1], wanted[0], decay), out) < 6e-3
+    assert distance(_output(given, parts[1], parts[0], decay), out) < 6e-3
 
 
 def test_a_sequence_does_not_see_its_neighbours() -> None:
