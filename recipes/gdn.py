@@ -51,7 +51,8 @@ def gates(a: Array, b: Array, a_log: Array, dt_bias: Array) -> tuple[Array, Arra
 
 
 def _unit(x: Array) -> Array:
-    return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float64(L2_EPS))
+    unit: Array = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float64(L2_EPS))
+    return unit
 
 
 def _packed_decode(

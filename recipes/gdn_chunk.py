@@ -136,9 +136,8 @@ def _domain(*, q: Array, k: Array, g: Array, beta: Array, heads: int, **_: Any) 
 
     def normal(x: Array) -> Array:
         split: Array = x.astype(np.float32).reshape(len(x), heads, -1)
-        unit: Array = (split / np.sqrt((split * split).sum(axis=-1, keepdims=True) + np.float32(1e-6))).reshape(
-            x.shape
-        )
+        length = np.sqrt((split * split).sum(axis=-1, keepdims=True) + np.float32(1e-6))
+        unit: Array = (split / length).reshape(x.shape)
         return unit
 
     return {"q": normal(q), "k": normal(k), "g": -np.abs(g), "beta": 1 / (1 + np.exp(-beta))}
