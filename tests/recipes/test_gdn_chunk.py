@@ -85,7 +85,7 @@ def test_two_tokens_by_hand_in_parts() -> None:
     assert PREPARE.reference is not None
     own = {n: HAND[n] for n in ("k", "v", "g", "beta", "cu_seqlens", "heads")}
     _, w, u = PREPARE.reference(**own, seqs=1)
-    np.testing.assert_allclose(u.astype(np.float32), [[1, 0], [-0.3, 4]], rtol=4e-3)
+    np.testing.assert_allclose(u.astype(np.float32), f32([[1, 0], [-0.3, 4]]), rtol=4e-3)
     np.testing.assert_allclose(w.astype(np.float32), f32([[0.25, 0], [0.075, 0.2]]), rtol=4e-3)
     out, final = in_parts(HAND)
     np.testing.assert_allclose(out, [[1.25, 0], [-0.3, 3.38]], rtol=6e-3)
