@@ -12,16 +12,9 @@ from kiln.backends.cuda.kernels.sequences import piece_rows
 
 
 @triton.jit
-def _tap(taps, j: tl.constexpr, WIDTH_PAD: tl.constexpr):
-    """Column j of a tile of weights."""
-    return tl.sum(tl.where(tl.arange(0, WIDTH_PAD)[None, :] == j, taps, 0.0), axis=1)
-
-
-@triton.jit
-def _taps(weight, c, C, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr):
-    j = tl.arange(0, WIDTH_PAD)
-    inside = (c < C)[:, None] & (j < WIDTH)[None, :]
-    return tl.load(weight + c[:, None] * WIDTH + j[None, :], mask=inside, other=0.0).to(tl.float32)
+def _tap(weight, c, C, j, WIDTH: tl.constexpr):
+    """Tap j of a block of channels."""
+    return tl.load(weight + c * WIDTH + j, mask=c < C, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -34,7 +27,7 @@ def _activate(x, SILU: tl.constexpr):
 @triton.jit
 def update(
     x, weight, bias, conv_state, state_indices, conv_state_out, out, C, SLOTS, x_stride, state_stride,
-    WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program ids: (block of channels, row)."""
     c, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
@@ -43,17 +36,16 @@ def update(
     if (slot <= 0) | (slot >= SLOTS):
         tl.store(out + row * C + c, tl.zeros((BLOCK,), out.dtype.element_ty), mask=live)
         return
-    taps = _taps(weight, c, C, WIDTH, WIDTH_PAD)
     fresh = tl.load(x + row * x_stride + c, mask=live, other=0.0)
     total = tl.zeros((BLOCK,), tl.float32)
     if bias is not None:
         total = tl.load(bias + c, mask=live, other=0.0).to(tl.float32)
     for j in tl.static_range(WIDTH - 1):
         held = tl.load(conv_state + slot * state_stride + j * C + c, mask=live, other=0.0)
-        total += held.to(tl.float32) * _tap(taps, j, WIDTH_PAD)
+        total += held.to(tl.float32) * _tap(weight, c, C, j, WIDTH)
         if j > 0:
             tl.store(conv_state_out + slot * state_stride + (j - 1) * C + c, held, mask=live)
-    total += fresh.to(tl.float32) * _tap(taps, WIDTH - 1, WIDTH_PAD)
+    total += fresh.to(tl.float32) * _tap(weight, c, C, WIDTH - 1, WIDTH)
     tl.store(conv_state_out + slot * state_stride + (WIDTH - 2) * C + c, fresh, mask=live)
     tl.store(out + row * C + c, _activate(total, SILU).to(out.dtype.element_ty), mask=live)
 
@@ -63,7 +55,7 @@ def forward(
     x, weight, bias, conv_state, cu_seqlens, state_indices, has_initial_state, conv_state_out, out, T,
     SEQS, C, SLOTS,
     x_stride, state_stride,
-    WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
     PIECE: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +75,6 @@ def forward(
     # The first row that inputs are known of: the state's, or the sequence's own.
     known = begin - tl.where(tl.load(has_initial_state + n) != 0, WIDTH - 1, 0)
     held = conv_state + slot * state_stride + c[None, :]
-    taps = _taps(weight, c, C, WIDTH, WIDTH_PAD)
     total = tl.zeros((PIECE, BLOCK), tl.float32)
     if bias is not None:
         total += tl.load(bias + c, mask=live, other=0.0).to(tl.float32)[None, :]
@@ -97,7 +88,7 @@ def forward(
             old = ((source < begin) & (source >= known))[:, None] & inside
             back = (source - begin + (WIDTH - 1))[:, None] * C
             z += tl.load(held + back, mask=old, other=0.0).to(tl.float32)
-        total += z * _tap(taps, j, WIDTH_PAD)[None, :]
+        total += z * _tap(weight, c, C, j, WIDTH)[None, :]
     tl.store(where, _activate(total, SILU).to(out.dtype.element_ty), mask=inside)
     if first == begin:
         _keep(x, conv_state, conv_state_out, begin, end, slot, known, c, C, x_stride, state_stride, WIDTH)

@@ -41,7 +41,7 @@ def test_update(dtype: Any, biased: bool) -> None:
     made = interpret(
         f"{KERNELS}:update", (2, 4), given["x"], given["weight"], bias, kept, given["state_indices"], kept,
         out, C, 5, C,
-        (WIDTH - 1) * C, WIDTH=WIDTH, WIDTH_PAD=WIDTH, SILU=True, BLOCK=16,
+        (WIDTH - 1) * C, WIDTH=WIDTH, SILU=True, BLOCK=16,
     )  # fmt: skip
     assert _near(made[-1], wanted)
     assert made[-2].tobytes() == state.tobytes()
@@ -64,7 +64,7 @@ def test_forward(dtype: Any, lengths: list[int], known: int) -> None:
         f"{KERNELS}:forward", (2, -(-rows // 4) + seqs), given["x"], given["weight"], given["bias"], kept,
         given["cu_seqlens"], slots, given["has_initial_state"], kept, out, rows, seqs, C, seqs + 1, C,
         (WIDTH - 1) * C,
-        WIDTH=WIDTH, WIDTH_PAD=WIDTH, SILU=False, BLOCK=16, PIECE=4, LANES=16,
+        WIDTH=WIDTH, SILU=False, BLOCK=16, PIECE=4, LANES=16,
     )  # fmt: skip
     assert _near(made[8], wanted)
     assert made[7].tobytes() == state.tobytes()
@@ -102,6 +102,6 @@ def test_taps_in_the_other_order_are_not_near() -> None:
     made = interpret(
         f"{KERNELS}:update", (2, 4), given["x"], given["weight"], given["bias"], kept,
         given["state_indices"], kept, out, C, 5,
-        C, (WIDTH - 1) * C, WIDTH=WIDTH, WIDTH_PAD=WIDTH, SILU=True, BLOCK=16,
+        C, (WIDTH - 1) * C, WIDTH=WIDTH, SILU=True, BLOCK=16,
     )  # fmt: skip
     assert not _near(made[-1], wanted)
