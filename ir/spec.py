@@ -151,6 +151,9 @@ class Op:
     doc: str = ""
     body: Callable[..., Any] | None = None
     reference: Callable[..., Any] | None = None
+    domain: Callable[..., Mapping[str, Any]] | None = None
+    """From random inputs (and scalars) by name to those that calls have, where not every number makes sense:
+    for tests of an envelope, which says nothing outside it."""
     is_recipe: bool = False
     steps: Callable[[Mapping[str, Any]], tuple[Step, ...]] | None = None
     """A pipeline, from attribute values: calls over different sets of rows, where one body over one row

@@ -9,6 +9,8 @@ from kiln.ir.spec import Op
 from kiln.recipes import (
     activation,
     fusion,
+    gdn,
+    gdn_chunk,
     gemm,
     gemm_batched,
     gemm_fp8,
@@ -17,11 +19,13 @@ from kiln.recipes import (
     norm,
     quant,
     rope,
+    ssm,
     topk,
 )
 
 FAMILIES = (
-    norm, activation, quant, rope, fusion, gemm, gemm_batched, gemm_packed, linear, gemm_fp8, topk,
+    norm, activation, quant, rope, fusion, gemm, gemm_batched, gemm_packed, linear, gemm_fp8, topk, gdn,
+    gdn_chunk, ssm,
 )  # fmt: skip
 
 

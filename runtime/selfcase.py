@@ -62,8 +62,8 @@ class Case:
     slots: tuple[Slot, ...]
     given: tuple[tuple[str, Any], ...]
     """Scalars and attributes by name."""
-    extents: tuple[int, ...]
-    """Of every dimension."""
+    tables: int
+    """Rows that indices may select: see `_index_limit`."""
 
     @property
     def bytes(self) -> int:
@@ -76,7 +76,7 @@ class Case:
         block = np.full(self.bytes, poison, np.uint8)
         for i, slot in enumerate(self.slots):
             if slot.tensor.role != "out":
-                slot.array(block)[...] = _values(slot, np.random.default_rng([self.seed, i]), self.extents)
+                slot.array(block)[...] = _values(slot, np.random.default_rng([self.seed, i]), self.tables)
         return block
 
     def call(self, base: int, device: int) -> dict[str, Any]:
@@ -85,10 +85,10 @@ class Case:
         return {**operands, **dict(self.given)}
 
 
-def _values(slot: Slot, rng: np.random.Generator, extents: tuple[int, ...]) -> Any:
+def _values(slot: Slot, rng: np.random.Generator, tables: int) -> Any:
     if slot.dtype in _INTEGERS:
-        # Whatever they select from has at least so many rows.
-        return rng.integers(0, max(min(extents, default=1), 1), slot.shape)
+        # They follow each other, from 1: rows that an op writes must not be shared.
+        return (np.arange(prod(slot.shape)).reshape(slot.shape) + 1) % tables
     if slot.dtype in _FLOATS:
         return rng.standard_normal(slot.shape).astype(numpy_dtype(slot.dtype))
     if slot.dtype == "bool":
@@ -114,7 +114,14 @@ def cases_of(candidate: Kernel | Plan, sig: Signature, mentioned: Iterable[int] 
         holds = all(why_not(p, env) is None for p in (candidate.when, *(p for p, _ in sig.constraints)))
         if holds:
             given = (*env.args.items(), *env.attrs.items())
-            yield Case(seed, slots, given, tuple(env.dims.values()))
+            yield Case(seed, slots, given, _index_limit(sig, slots, env))
+
+
+def _index_limit(sig: Signature, slots: tuple[Slot, ...], env: Env) -> int:
+    """The fewest rows of a table, an operand of rows that are not the op's; without one, the least extent."""
+    rows = ("dim", sig.rows)
+    tables = [s.shape[0] for s in slots if len(s.shape) > 1 and s.tensor.shape[0] != rows]
+    return max(min(tables or env.dims.values(), default=1), 1)
 
 
 class _Facts:

@@ -33,6 +33,8 @@ MOST_ELEMENTS = 1 << 17
 """Elements of all operands of a call, unless the candidate's own sizes are larger."""
 TRIES = 60
 """Draws of a call's sizes."""
+SOONER = 16
+"""Draws after which the larger half of every number's values is left out, and so on."""
 PATIENCE = 8
 """Draws for which a style's own layout is insisted on."""
 
@@ -239,6 +241,9 @@ class Deriver:
                 return edge[int(rng.integers(len(edge)))]
         elif style.least and attempt < 4:
             return min(values)
+        if attempt >= SOONER:
+            # Operands with many dimensions are too large unless most of them are small.
+            values = sorted(values)[: max(2, len(values) >> attempt // SOONER)]
         return values[int(rng.integers(len(values)))]
 
 

@@ -88,7 +88,8 @@ def operand(sig: Signature, case: Case, slot: Slot, finite: bool) -> Array:
     rng = np.random.default_rng([case.seed, position, *slot.shape])
     if slot.dtype in INTEGERS:
         most = min((case.dims[d] for d in indexed_dims(sig)), default=128)
-        return rng.integers(0, max(most, 1), slot.shape).astype(numpy_dtype(slot.dtype))
+        draw = _distinct if _writes_table(sig) else _drawn
+        return draw(rng, max(most, 1), slot.shape).astype(numpy_dtype(slot.dtype))
     if slot.dtype not in FLOATS:
         return rng.integers(0, 256, slot.shape).astype(numpy_dtype(slot.dtype))
     fill: Fill = "normal" if finite else case.fill
@@ -99,6 +100,25 @@ def operand(sig: Signature, case: Case, slot: Slot, finite: bool) -> Array:
         if slot.dtype == "f8e4m3":
             data = np.clip(data, -448.0, 448.0)
         return data.astype(np.float32).astype(numpy_dtype(slot.dtype))
+
+
+def _drawn(rng: Rng, most: int, shape: tuple[int, ...]) -> Array:
+    return rng.integers(0, most, shape)
+
+
+def _distinct(rng: Rng, most: int, shape: tuple[int, ...]) -> Array:
+    """No number twice, but -1 where there are not enough: rows that are written must not be shared."""
+    count = int(np.prod(shape))
+    found = np.full(count, -1)
+    found[: min(count, most)] = rng.permutation(most)[:count]
+    return rng.permutation(found).reshape(shape)
+
+
+def _writes_table(sig: Signature) -> bool:
+    """Whether rows that an index operand selects are written."""
+    tables = indexed_dims(sig)
+    leading = (t.shape[0][1] for t in sig.tensors if t.role == "inout" and len(t.shape) == 2)
+    return not tables.isdisjoint(map(str, leading))
 
 
 FLOATS = ("f32", "bf16", "f16", "f64", "f8e4m3")

@@ -31,8 +31,8 @@ class View:
     first: int
 
 
-Argument: TypeAlias = Array | View | int | float
-Constant: TypeAlias = int | bool | None
+Argument: TypeAlias = Array | View | int | float | None
+Constant: TypeAlias = int | bool | str | None
 
 TRITON_NAMES = {
     "float32": "fp32",
@@ -270,7 +270,7 @@ def _worker() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=enter)
 
 
-def _argument(argument: Argument) -> ArrayArgument | int | float:
+def _argument(argument: Argument) -> ArrayArgument | int | float | None:
     if isinstance(argument, View):
         return ArrayArgument(argument.array.reshape(-1)[argument.first :])
     return ArrayArgument(argument) if isinstance(argument, np.ndarray) else argument

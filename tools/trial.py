@@ -41,6 +41,9 @@ def answer(op: Op, operation: Operation, case: Case, contract: Contract) -> Answ
     """Inputs and expected outputs of a case."""
     with np.errstate(all="ignore"):
         given = inputs(operation.sig, case, finite=contract.kind != "exact")
+        if op.domain is not None:
+            inside = op.domain(**given, **{o.name: case.scalars[o.name] for o in op.scalars})
+            given = {**given, **{n: x.astype(given[n].dtype) for n, x in inside.items()}}
         wanted = expected(op, case, given)
         plain = op.body is not None and case.fill == "normal" and contract.kind == "exact"
         fault = against_ideal(op, case, given, wanted) if plain else None

@@ -231,29 +231,41 @@ static void put_real(void *at, kiln_dtype dtype, float x) {
   else memcpy(at, &(uint16_t){(uint16_t)((bits >> 16 & 0x8000) | ((bits >> 23 & 0xff) - 112) << 10 | (bits >> 13 & 0x3ff))}, 2);
 }
 
-/* Small powers and halves that every type holds; indices below every extent; codes that are finite in every FP8 type. */
-static void put_element(void *at, kiln_dtype dtype, int64_t extent, uint64_t r) {
+/* Small powers and halves that every type holds; indices that are `index`; codes that are finite in every FP8 type. */
+static void put_element(void *at, kiln_dtype dtype, int64_t index, uint64_t r) {
   float real = (float)((int)(r % 255) - 127) / 64.0f;
   uint8_t byte = (uint8_t)(r >> 8);
   switch (dtype) {
     case KILN_F64: case KILN_F32: case KILN_F16: case KILN_BF16: put_real(at, dtype, real); return;
     case KILN_F8E4M3: case KILN_F8E5M2: *(uint8_t *)at = byte & 0xbb; return;
     case KILN_BOOL: *(uint8_t *)at = byte & 1; return;
-    case KILN_I16: memcpy(at, &(int16_t){(int16_t)(r % (uint64_t)extent)}, 2); return;
-    case KILN_I32: case KILN_U32: memcpy(at, &(int32_t){(int32_t)(r % (uint64_t)extent)}, 4); return;
-    case KILN_I64: memcpy(at, &(int64_t){(int64_t)(r % (uint64_t)extent)}, 8); return;
+    case KILN_I16: memcpy(at, &(int16_t){(int16_t)index}, 2); return;
+    case KILN_I32: case KILN_U32: memcpy(at, &(int32_t){(int32_t)index}, 4); return;
+    case KILN_I64: memcpy(at, &(int64_t){(int64_t)index}, 8); return;
     default: *(uint8_t *)at = byte; return;
   }
 }
 
-void kiln_fill_vector(const vector *v, uint32_t i, void *host) {
-  int size = KILN_DTYPES[v->dtypes[i]].bytes;
-  uint64_t state = (uint64_t)v->kernel->selftest_seed * 1000003 + i;
-  int64_t least = INT64_C(1) << 20;
+/* What indices select from: the fewest rows of a table, an operand of rows that are not the op's; without one, the least extent. */
+static int64_t index_limit(const vector *v) {
+  int64_t tables = INT64_MAX, any = INT64_C(1) << 20;
   for (uint32_t d = 0; d < v->sig->dim_count; d++)
-    if (v->dims[d] > 0 && v->dims[d] < least) least = v->dims[d];
-  for (size_t at = 0; at < v->bytes[i]; at += (size_t)size) put_element((char *)host + at, v->dtypes[i], least,
-                                                                        next_random(&state));
+    if (v->dims[d] > 0 && v->dims[d] < any) any = v->dims[d];
+  for (uint32_t i = 0; i < v->sig->tensor_count; i++) {
+    const tensor_operand *t = &v->sig->tensors[i];
+    if (v->absent[i] || t->rank < 2 || (t->shape[0].head == X_DIM && strcmp(t->shape[0].name, v->sig->rows) == 0)) continue;
+    if (v->tensors[i].shape[0] > 0 && v->tensors[i].shape[0] < tables) tables = v->tensors[i].shape[0];
+  }
+  return tables < INT64_MAX ? tables : any;
+}
+
+/* Indices follow each other, from 1: rows that an op writes must not be shared. */
+void kiln_fill_vector(const vector *v, uint32_t i, void *host) {
+  size_t size = (size_t)KILN_DTYPES[v->dtypes[i]].bytes;
+  uint64_t state = (uint64_t)v->kernel->selftest_seed * 1000003 + i;
+  uint64_t limit = (uint64_t)index_limit(v);
+  for (size_t at = 0; at < v->bytes[i]; at += size)
+    put_element((char *)host + at, v->dtypes[i], (int64_t)((at / size + 1) % limit), next_random(&state));
 }
 
 double kiln_element(const void *at, kiln_dtype dtype) {

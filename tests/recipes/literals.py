@@ -69,11 +69,28 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "6": ("all_minus_infinity", "whole_row"),
         "7": ("keys", "raw"),
     },
+    "gdn": {
+        "1": ("step",),
+        "2": ("norm",),
+        "3": ("beta",),
+        "4": ("threshold",),
+        "5": ("padding",),
+        "6": ("heads",),
+    },
+    "gdn_chunk": {
+        "1": ("recurrence", "parts"),
+        "7": ("chunks",),
+    },
+    "ssm": {
+        "1": ("state", "zeros", "split", "silu", "products"),
+        "3": ("norm", "gates"),
+    },
 }
 """Specification -> number of its test case -> what is worked there; `n` are numbers of its numerics section.
 
 fusion: KERNEL-FUSION-FRAMEWORK, act: KERNEL-EW-NORM-ACT, quant: KERNEL-EW-NORM-QUANT,
-gemm: KERNEL-GEMM-BF16, gemm_fp8: KERNEL-GEMM-FP8, topk: KERNEL-TOPK-PAIRS.
+gemm: KERNEL-GEMM-BF16, gemm_fp8: KERNEL-GEMM-FP8, topk: KERNEL-TOPK-PAIRS, gdn: KERNEL-GDN-PACKED-DECODE,
+gdn_chunk: KERNEL-GDN-AOT-BF16, ssm: KERNEL-SSM-MAMBA.
 """
 
 

@@ -11,16 +11,20 @@ from kiln.tests.ir import test_interpret
 from kiln.tests.recipes import (
     test_activation,
     test_fusion,
+    test_gdn,
+    test_gdn_chunk,
     test_gemm,
     test_gemm_fp8,
     test_norm,
     test_quant,
+    test_ssm,
     test_topk,
 )
 from kiln.tests.recipes.literals import checked, expected, literal
 
 MODULES = (
     test_interpret, test_activation, test_fusion, test_gemm, test_gemm_fp8, test_norm, test_quant, test_topk,
+    test_gdn, test_gdn_chunk, test_ssm,
 )  # fmt: skip
 
 

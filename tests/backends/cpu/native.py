@@ -71,12 +71,14 @@ class Native:
         self.entry.restype = ctypes.c_int64
 
     def __call__(
-        self, operands: Mapping[str, Array | None], numbers: dict[str, int], begin: int, end: int
+        self, operands: Mapping[str, Array | None], numbers: Mapping[str, float], begin: int, end: int
     ) -> None:
-        """Compute tiles [begin, end); `numbers` gives the integer parameters by name. None is absent."""
+        """Compute tiles [begin, end); `numbers` gives the scalar parameters by name. None is absent."""
         pointers = [p for p in self.primitive.params if not isinstance(p, CpuNumber)]
-        integers = [p for p in self.primitive.params if isinstance(p, CpuNumber)]
+        scalars = [p for p in self.primitive.params if isinstance(p, CpuNumber)]
+        integers = [int(numbers[p.name]) for p in scalars if p.dtype == "i64"]
+        reals = [numbers[p.name] for p in scalars if p.dtype == "f64"]
         ptrs = (ctypes.c_void_p * len(pointers))(*(_address(operands[p.operand]) for p in pointers))
-        ints = (ctypes.c_int64 * len(integers))(*(numbers[p.name] for p in integers))
-        if code := self.entry(ptrs, ints, None, ctypes.c_int64(begin), ctypes.c_int64(end)):
+        ints, floats = (ctypes.c_int64 * len(integers))(*integers), (ctypes.c_double * len(reals))(*reals)
+        if code := self.entry(ptrs, ints, floats, ctypes.c_int64(begin), ctypes.c_int64(end)):
             raise ValueError(f"{self.primitive.entry} returned {code}, expected 0")
