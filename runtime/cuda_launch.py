@@ -138,7 +138,8 @@ class CudaLauncher:
     ) -> Packed | None:
         """See Packs."""
         address, recipe, k = self._device.driver.launch_address, self._recipe, self._kernel
-        if address is None or self.scratch_bytes or self.zeroed_bytes or self.empty or (args is None and recipe.computed):
+        held = self.scratch_bytes or self.zeroed_bytes
+        if address is None or held or self.empty or (args is None and recipe.computed):
             return None
         values = recipe.constants(pointers, args)
         return Packed(
