@@ -41,7 +41,7 @@ def expected(op: Op, case: Case, inputs: Mapping[str, Array], ideal: bool = Fals
         if op.reference is None:
             raise LookupError(f"{op.name} has neither a body nor a reference; nothing says what is right")
         given = op.reference(**inputs, **scalars, **case.attrs)
-        results = [_stored(t, r, case) for t, r in zip(op.outputs, given, strict=True)]
+        results = tuple(_stored(t, r, case) for t, r in zip(op.outputs, given, strict=True))
     else:
         types = types_of(op, case)
         results = interpret.run(op, {**inputs, **scalars}, attrs=case.attrs, dtypes=types, ideal=ideal)
