@@ -35,7 +35,7 @@ IN_ORDER: dict[str, Callable[..., Array]] = {
 }
 
 
-def f32(*values: float) -> Array:
+def f32(*values: Any) -> Array:
     """A vector of f32."""
     return np.array(values, np.float32)
 

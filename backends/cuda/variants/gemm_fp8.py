@@ -71,8 +71,14 @@ FEW = (
 MANY = (
     Tile(None, (128, 128, 128), 8, 3, capabilities=(89, 999)),
     Tile(None, (128, 128, 64), 8, 3, capabilities=(80, 88)),
-    Tile(None, (64, 64, 64), 4, 2, aligned=False),
+    Tile(None, (32, 64, 64), 8, 1, aligned=False),
 )
+INTEGER_MANY = (
+    Tile(None, (128, 128, 128), 8, 3, capabilities=(80, 90)),
+    Tile(None, (128, 64, 128), 8, 3, capabilities=(100, 999)),
+    MANY[-1],
+)
+"""Without tensor memory for i8, 128 x 128 sums spill from sm_100 on."""
 BLOCK_MANY = (
     Tile(None, (128, 128, 128), 8, 3, capabilities=(89, 999)),
     Tile(None, (64, 64, 128), 4, 3, capabilities=(80, 88)),
@@ -275,7 +281,8 @@ def _tiles() -> Iterator[CudaPrimitive | None]:
     for op, kinds in {**ops, "scaled_matmul_bt_int8": ("i8",)}.items():
         for kind in kinds:
             for out in OUTPUTS:
-                for tile in (*(FEW if out is BF16 else ()), *MANY):
+                many = INTEGER_MANY if kind == "i8" else MANY
+                for tile in (*(FEW if out is BF16 else ()), *many):
                     yield _tile(op, kind, out.name, tile)
 
 

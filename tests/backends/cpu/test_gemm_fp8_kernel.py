@@ -27,6 +27,12 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return {p.op: Native(p, request.param, folder) for p in PRIMITIVES}
 
 
+def _codes(rng: np.random.Generator, rows: int, k: int, integer: bool) -> Array:
+    if integer:
+        return rng.integers(-128, 128, (rows, k)).astype(np.int8)
+    return np.asarray(rng.standard_normal((rows, k))).astype(E4M3)
+
+
 class Call:
     """Operands of one call, what the kernel is told of them, and the bits it must give."""
 
@@ -36,9 +42,7 @@ class Call:
         m, n, k = shape
         self.op, self.shape, self.dtype = op, shape, DTYPES[out].numpy
         integer = op.endswith("int8")
-        make = (lambda *s: rng.integers(-128, 128, s).astype(np.int8)) if integer else (
-            lambda *s: rng.standard_normal(s).astype(E4M3))  # fmt: skip
-        x, weight = make(m, k), make(n, k)
+        x, weight = (_codes(rng, rows, k, integer) for rows in (m, n))
         bias = rng.standard_normal(n).astype(self.dtype) if full else None
         groups, rows = -(-k // 128), -(-n // 128)
         scales: dict[str, Array | None] = {}
@@ -56,21 +60,22 @@ class Call:
             sums = weight.astype(np.int32).sum(axis=1, dtype=np.int32)
             scales["azp"] = rng.integers(-9, 9, m).astype(np.int32) if full else None
             scales["azp_adj"] = sums if full else None
-        self.operands = {"x": x, "weight": weight, **scales, "bias": bias}
+        self.operands: dict[str, Array | None] = {"x": x, "weight": weight, **scales, "bias": bias}
         code = TYPE_CODES[DTYPES[out]]
         self.numbers = {"M": m, "N": n, "K": k, "x_stride": k, "weight_stride": k, **steps, "out_type": code}
 
     @property
     def want(self) -> Array:
         """The bits of the sum in order."""
-        fold = {
+        fold: Any = {
             "scaled_matmul_bt": gemm_fp8.scaled_in_order,
             "scaled_matmul_bt_alpha": gemm_fp8.alpha_in_order,
             "scaled_matmul_bt_block": gemm_fp8.block_in_order,
             "scaled_matmul_bt_int8": gemm_fp8.int8_in_order,
         }[self.op]
         with np.errstate(over="ignore"):
-            return fold(*self.operands.values(), self.dtype)
+            bits: Array = fold(*self.operands.values(), self.dtype)
+        return bits
 
     def run(self, kernel: Native, split: int = 1) -> Array:
         """In `split` pieces into a column slice of a poisoned buffer."""

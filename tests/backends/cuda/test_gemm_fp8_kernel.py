@@ -17,7 +17,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 KERNELS = "kiln.backends.cuda.kernels.gemm_fp8"
 E4M3 = ml_dtypes.float8_e4m3fn
 BF16 = ml_dtypes.bfloat16
-TILE = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32, "GROUP": 2, "IMPRECISE": None}
+TILE: dict[str, Any] = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32, "GROUP": 2, "IMPRECISE": None}
 SHAPES = [(1, 1, 1), (16, 16, 32), (17, 33, 31), (40, 50, 70)]
 
 
@@ -45,10 +45,15 @@ def _into(m: int, n: int, dtype: Any, run: Any) -> Array:
 
 
 def _scaled(
-    x: Array, weight: Array, x_scale: Array | None, weight_scale: Array, bias: Array | None, dtype: Any = BF16,
+    x: Array,
+    weight: Array,
+    x_scale: Any,
+    weight_scale: Any,
+    bias: Any,
+    dtype: Any = BF16,
     zero: tuple[Array, Array] | None = None,
-) -> Array:  # fmt: skip
-    m, k, n = *x.shape, len(weight)
+) -> Array:
+    (m, k), n = x.shape, len(weight)
     points: Any = zero or (None, None)
     if x.dtype == np.int8 and zero is None:
         points = (Address(0, "i32"), Address(0, "i32"))
@@ -56,7 +61,7 @@ def _scaled(
     steps = (0 if x_scale is None else min(len(x_scale) - 1, 1), min(len(weight_scale) - 1, 1))
 
     def run(out: Array, stride: int) -> Array:
-        arrays = (x, weight, x_scale, weight_scale, *points, given, View(out, 3))
+        arrays: tuple[Any, ...] = (x, weight, x_scale, weight_scale, *points, given, View(out, 3))
         numbers = (m, n, k, k, k, stride, *steps)
         grid = (-(-m // 16) * -(-n // 16),)
         return interpret(f"{KERNELS}:scaled_matmul_bt", grid, *arrays, *numbers, **TILE)[-1]
@@ -64,23 +69,19 @@ def _scaled(
     return _into(m, n, dtype, run)
 
 
-def _block(
-    x: Array, weight: Array, x_scale: Array, weight_scale: Array, bias: Array | None, split: int = 0,
-    block_m: int = 16,
-) -> Array:  # fmt: skip
+def _block(operands: dict[str, Array], bias: Array | None, split: int = 0, block_m: int = 16) -> Array:
     """One program a tile, or the inner dimension split over `split` programs."""
-    m, k, n = *x.shape, len(weight)
+    x, weight, x_scale, weight_scale = operands.values()
+    (m, k), n = x.shape, len(weight)
     given = Address(0, "bf16") if bias is None else bias
     strides = (*(s // 4 for s in x_scale.strides), *(s // 4 for s in weight_scale.strides))
     tiles = -(-m // block_m) * -(-n // 32)
     sizes = {"BLOCK_M": block_m, "BLOCK_N": 32, "BLOCK_K": 128}
     partials = np.full(max(tiles * split, 1) * block_m * 32, np.nan, np.float32)
     arrivals = np.zeros(tiles, np.int32)
-    scales = (np.ascontiguousarray(x_scale.T).T if strides[0] == 1 else x_scale, weight_scale)
-    memory = tuple(s.T if not s.flags.c_contiguous else s for s in scales)
 
     def run(out: Array, stride: int) -> Array:
-        arrays = (x, weight, *memory, given, View(out, 3))
+        arrays: tuple[Any, ...] = (x, weight, x_scale, weight_scale, given, View(out, 3))
         numbers = (m, n, k, k, k, stride, *strides)
         if not split:
             kernel = f"{KERNELS}:scaled_matmul_bt_block"
@@ -111,12 +112,14 @@ def test_scaled_products_meet_the_contract(m: int, n: int, k: int, each: bool, d
     """As e4m3, and as bytes that the kernel decodes to f16."""
     rng = np.random.default_rng(m + n)
     x, weight = _codes(rng, m, k), _codes(rng, n, k)
-    scales = {"x_scale": _f32(rng, m if each else 1), "weight_scale": _f32(rng, n if each else 1)}
+    x_scale, weight_scale = _f32(rng, m if each else 1), _f32(rng, n if each else 1)
+    scales = {"x_scale": x_scale, "weight_scale": weight_scale}
     bias = rng.standard_normal(n).astype(BF16) if each else None
     want = _reference("scaled_matmul_bt", x=x, weight=weight, **scales, bias=bias)
     read = (x.view(np.uint8), weight.view(np.uint8)) if decoded else (x, weight)
-    assert _error(_scaled(*read, *scales.values(), bias), want) <= 2.0**-8
-    assert _error(_scaled(*read, *scales.values(), bias), want * 1.01) > 2.0**-8
+    got = _scaled(read[0], read[1], x_scale, weight_scale, bias)
+    assert _error(got, want) <= 2.0**-8
+    assert _error(got, want * 1.01) > 2.0**-8
 
 
 def test_every_code_is_decoded_to_f16_exactly() -> None:
@@ -137,42 +140,37 @@ def test_alpha_has_no_scale_of_x() -> None:
 def test_i8_products_are_exact(zero_point: bool) -> None:
     rng = np.random.default_rng(4)
     x, weight = (rng.integers(-128, 128, (rows, 70)).astype(np.int8) for rows in (5, 20))
-    scales = {"x_scale": np.ones(5, np.float32), "weight_scale": np.ones(1, np.float32)}
+    ones, one = np.ones(5, np.float32), np.ones(1, np.float32)
+    scales = {"x_scale": ones, "weight_scale": one}
     azp = rng.integers(-9, 9, 5).astype(np.int32)
     zero = (azp, weight.astype(np.int32).sum(axis=1, dtype=np.int32)) if zero_point else None
     names = dict(zip(("azp", "azp_adj"), zero or (None, None), strict=True))
     want = _reference("scaled_matmul_bt_int8", x=x, weight=weight, **scales, **names)
-    assert np.array_equal(_scaled(x, weight, *scales.values(), None, np.float32, zero), want)
+    assert np.array_equal(_scaled(x, weight, ones, one, None, np.float32, zero), want)
 
 
 @pytest.mark.parametrize(("split", "block_m"), [(0, 16), (1, 16), (2, 16), (3, 16), (2, 64)])
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 140, 300), (70, 33, 256), (1, 1, 20)])
 def test_block_scaled_products_meet_the_contract(m: int, n: int, k: int, split: int, block_m: int) -> None:
     rng = np.random.default_rng(m + n)
-    operands: dict[str, Any] = {"x": _codes(rng, m, k), "weight": _codes(rng, n, k)}
+    operands: dict[str, Array] = {"x": _codes(rng, m, k), "weight": _codes(rng, n, k)}
     operands |= {"x_scale": _f32(rng, m, -(-k // 128)), "weight_scale": _f32(rng, -(-n // 128), -(-k // 128))}
     bias = rng.standard_normal(n).astype(BF16) if split % 2 else None
     want = _reference("scaled_matmul_bt_block", **operands, bias=bias)
-    assert _error(_block(*operands.values(), bias, split, block_m), want) <= 2.0**-8
+    assert _error(_block(operands, bias, split, block_m), want) <= 2.0**-8
     operands["x_scale"] = operands["x_scale"] * np.float32(1.01)
-    assert _error(_block(*operands.values(), None, split, block_m), want) > 2.0**-8
+    assert _error(_block(operands, None, split, block_m), want) > 2.0**-8
 
 
 @pytest.mark.parametrize("split", [0, 2])
 def test_nothing_to_sum_gives_the_bias(split: int) -> None:
-    nothing, scale = np.zeros((3, 0), E4M3), np.zeros((3, 1), np.float32)
-    pad = np.zeros((3, 1), E4M3)
-    bias = np.arange(3).astype(BF16)
-    sizes = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128}
-    out, numbers = np.full((3, 3), 99, BF16), (3, 3, nothing.shape[1], 1, 1, 3, 1, 1, 1, 1)
-    if split:
-        memory = (np.full(1024, np.nan, np.float32), np.zeros(1, np.int32))
-        kernel, more = f"{KERNELS}:scaled_matmul_bt_block_split", {"SPLIT": split}
-        *_, got, _, _ = interpret(kernel, (1, 2), pad, pad, scale, scale, bias, out, *memory, *numbers, **sizes, **more)  # fmt: skip  # noqa: E501
-    else:
-        kernel = f"{KERNELS}:scaled_matmul_bt_block"
-        *_, got = interpret(kernel, (1,), pad, pad, scale, scale, bias, out, *numbers, **sizes, GROUP=2)
-    assert got.astype(np.float32).tolist() == [[0, 1, 2]] * 3
+    pad, scale, bias = np.zeros((3, 1), E4M3), np.zeros((3, 1), np.float32), np.arange(3).astype(BF16)
+    sizes = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128} | ({"SPLIT": split} if split else {"GROUP": 2})
+    memory = (np.full(1024, np.nan, np.float32), np.zeros(1, np.int32)) if split else ()
+    kernel = f"{KERNELS}:scaled_matmul_bt_block" + ("_split" if split else "")
+    arrays = (pad, pad, scale, scale, bias, np.full((3, 3), 99, BF16), *memory)
+    left = interpret(kernel, (1, max(split, 1)), *arrays, 3, 3, 0, 1, 1, 3, 1, 1, 1, 1, **sizes)
+    assert left[5].astype(np.float32).tolist() == [[0, 1, 2]] * 3
 
 
 def test_a_nan_stays_in_its_row() -> None:
