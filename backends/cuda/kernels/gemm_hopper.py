@@ -31,9 +31,22 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @gluon.constexpr_function
+def _power_below(n):
+    """The largest power of two that is at most n."""
+    return 1 << (n.bit_length() - 1)
+
+
+@gluon.constexpr_function
 def _along_m(ctas):
     """How rows lie in the CTAs of a cluster: bases of a linear layout."""
     return [[1 << bit, 0] for bit in range(ctas.bit_length() - 1)]
+
+
+@gluon.constexpr_function
+def _along(columns, ctas):
+    """A warpgroup's columns: 64 in its threads, further ones in their registers; in every CTA of a cluster."""
+    high = [[1 << bit] for bit in range(6, columns.bit_length() - 1)]
+    return gl.DistributedLinearLayout(high, [[1], [2], [4], [8], [16]], [[32], [0]], _in_one(ctas), [columns])
 
 
 @gluon.constexpr_function
@@ -117,81 +130,162 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _produce(
-    x, weight, a0, a1, b0, b1, full, empty, pair, M, N, K,
+def _produce_x(
+    x, x_stride, a0, a1, full, empty, M, N, K,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """One warp: fills the ring."""
-    HALF_M: gl.constexpr = x.block_shape[0]
-    HALF_N: gl.constexpr = weight.block_shape[0]
-    BYTES: gl.constexpr = x.nbytes_per_cta * (BLOCK_M // HALF_M) + weight.nbytes_per_cta * (BLOCK_N // HALF_N)
-    CLUSTER: gl.constexpr = gl.num_ctas() > 1
+    """One warp: fills the ring with rows of x."""
+    ROWS: gl.constexpr = a0.shape[1]
+    source = tma.make_tensor_descriptor(x, [M, K], [x_stride, 1], [ROWS, BLOCK_K], a0.layout)
     whole, own, begin, steps = _share(M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT)
     stage = 0
     phase = 1
     done = 0
     while done < steps:
         tile, first, run = _segment(done, whole, own, begin, steps, K, BLOCK_K, SPLIT)
-        row, column = _block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
+        row, _ = _block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
         m = row * BLOCK_M
-        n = column * BLOCK_N
         for step in range(first, first + run):
-            k = step * BLOCK_K
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
-            if CLUSTER:
-                mbarrier.arrive(pair.index(stage))
-            mbarrier.expect(ready, BYTES)
-            tma.async_load(x, [m, k], ready, a0.index(stage))
-            if HALF_M != BLOCK_M:
-                tma.async_load(x, [m + HALF_M, k], ready, a1.index(stage))
-            if CLUSTER:
-                mbarrier.wait(pair.index(stage), phase)
-            tma.async_load(weight, [n, k], ready, b0.index(stage), multicast=CLUSTER)
-            if HALF_N != BLOCK_N:
-                tma.async_load(weight, [n + HALF_N, k], ready, b1.index(stage))
+            mbarrier.expect(ready, source.nbytes_per_cta * (BLOCK_M // ROWS))
+            tma.async_load(source, [m, step * BLOCK_K], ready, a0.index(stage))
+            if ROWS != BLOCK_M:
+                tma.async_load(source, [m + ROWS, step * BLOCK_K], ready, a1.index(stage))
             stage, phase = _next(stage, phase, STAGES)
         done += run
 
 
 @gluon.jit
-def _consume(
-    out, a, b, c, full, empty, parts, counters, M, N, K, tail,
-    WARPGROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, EPILOGUE: gl.constexpr,
+def _produce_weight(
+    weight, weight_stride, b0, b1, full, empty, pair, M, N, K,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: multiplies its half of every block, and stores it."""
-    ROWS: gl.constexpr = a.shape[1]
-    COLUMNS: gl.constexpr = b.shape[1]
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [4, 1], [16, COLUMNS, 256 // b.dtype.primitive_bitwidth], cga_layout=_along_m(gl.num_ctas())
-    )
+    """One warp: fills the ring with rows of weight, for all CTAs of a cluster."""
+    FIRST: gl.constexpr = b0.shape[1]
+    SECOND: gl.constexpr = BLOCK_N - FIRST
+    CLUSTER: gl.constexpr = gl.num_ctas() > 1
+    source = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [FIRST, BLOCK_K], b0.layout)
+    second = source
+    if SECOND != 0 and SECOND != FIRST:
+        second = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [SECOND, BLOCK_K], b1.layout)
+    BYTES: gl.constexpr = source.nbytes_per_cta // FIRST * BLOCK_N
     whole, own, begin, steps = _share(M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT)
     stage = 0
-    phase = 0
-    before = 0
+    phase = 1
     done = 0
+    while done < steps:
+        tile, first, run = _segment(done, whole, own, begin, steps, K, BLOCK_K, SPLIT)
+        _, column = _block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
+        n = column * BLOCK_N
+        for step in range(first, first + run):
+            ready = full.index(stage)
+            mbarrier.wait(empty.index(stage), phase)
+            if CLUSTER:
+                mbarrier.arrive(pair.index(stage))
+            mbarrier.expect(ready, BYTES)
+            if CLUSTER:
+                mbarrier.wait(pair.index(stage), phase ^ 1)
+            tma.async_load(source, [n, step * BLOCK_K], ready, b0.index(stage), multicast=CLUSTER)
+            if SECOND != 0:
+                tma.async_load(second, [n + FIRST, step * BLOCK_K], ready, b1.index(stage), multicast=CLUSTER)
+            stage, phase = _next(stage, phase, STAGES)
+        done += run
+
+
+@gluon.jit
+def _scales(scales, index, size, step):
+    """One scale for each index, or (step 0) the same for all; in whole vectors, as no address depends on the step."""
+    return gl.load(scales + index, mask=(index < size) & (step != 0), other=gl.load(scales))
+
+
+@gluon.jit
+def _bias(bias, index, size):
+    """Entries of a bias, -0 of one that is null: adding it changes no bit."""
+    return gl.load(bias + index, mask=(bias.to(gl.int64) != 0) & (index < size), other=-0.0)
+
+
+@gluon.jit
+def _consume(
+    out, out_stride, a, b, more, c, full, empty, turn, parts, counters, M, N, K, early, tail,
+    WARPGROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, SHARED_BY: gl.constexpr,
+    EPILOGUE: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup: multiplies its half of every block, or every other block, and stores it."""
+    ROWS: gl.constexpr = a.shape[1]
+    COLUMNS: gl.constexpr = b.shape[1]
+    REST: gl.constexpr = 0 if SHARED_BY == "N" else BLOCK_N - COLUMNS
+    DEPTH: gl.constexpr = 256 // b.dtype.primitive_bitwidth
+    CGA: gl.constexpr = _along_m(gl.num_ctas())
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, DEPTH], cga_layout=CGA)
+    target = tma.make_tensor_descriptor(out, [M, N], [out_stride, 1], [ROWS, c.shape[2]], c.layout)
+    whole, own, begin, steps = _share(M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT)
+    TURNS: gl.constexpr = SHARED_BY == "turns"
+    stage = 0
+    phase = 0
+    done = 0
+    opened = 1 - WARPGROUP
+    if TURNS:
+        done += WARPGROUP * gl.cdiv(K, BLOCK_K)
     while done < steps:
         tile, _, run = _segment(done, whole, own, begin, steps, K, BLOCK_K, SPLIT)
         row, column = _block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
         m = row * BLOCK_M
         n = column * BLOCK_N
-        if BLOCK_M != ROWS:
+        if SHARED_BY == "M":
             m += WARPGROUP * ROWS
-        if BLOCK_N != COLUMNS:
+        if SHARED_BY == "N":
             n += WARPGROUP * COLUMNS
+        if TURNS:
+            stage = done % STAGES
+            phase = done // STAGES % 2
+        before = stage
         total = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+        if REST != 0:
+            narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST, DEPTH], cga_layout=CGA)
+            rest = gl.zeros([ROWS, REST], gl.float32, narrow)
+        left = None
+        if early[0] is not None:
+            left = _scales(early[0], m.to(gl.int64) + gl.arange(0, ROWS, gl.SliceLayout(1, layout)), M, early[2])
+        scales = None
+        bias = None
+        rest_scales = None
+        rest_bias = None
+        column = n.to(gl.int64) + gl.arange(0, COLUMNS, _along(COLUMNS, gl.num_ctas()))
+        if early[1] is not None:
+            scales = _scales(early[1], column, N, early[3])
+        if early[4] is not None:
+            bias = _bias(early[4], column, N)
+        if REST != 0:
+            column = n.to(gl.int64) + COLUMNS + gl.arange(0, REST, _along(REST, gl.num_ctas()))
+            if early[1] is not None:
+                rest_scales = _scales(early[1], column, N, early[3])
+            if early[4] is not None:
+                rest_bias = _bias(early[4], column, N)
+        if TURNS:
+            mbarrier.wait(turn.index(WARPGROUP), opened)
+            opened ^= 1
         for step in range(run):
             mbarrier.wait(full.index(stage), phase)
             total = warpgroup_mma(a.index(stage), b.index(stage).permute([1, 0]), total, is_async=True)
-            total = warpgroup_mma_wait(1, deps=[total])
+            if REST != 0:
+                rest = warpgroup_mma(a.index(stage), more.index(stage).permute([1, 0]), rest, is_async=True)
+                total, rest = warpgroup_mma_wait(2, deps=[total, rest])
+            else:
+                total = warpgroup_mma_wait(1, deps=[total])
             mbarrier.arrive(empty.index(before), pred=step > 0)
             before = stage
             stage, phase = _next(stage, phase, STAGES)
-        total = warpgroup_mma_wait(0, deps=[total])
+        if TURNS:
+            mbarrier.arrive(turn.index(1 - WARPGROUP))
+        if REST != 0:
+            total, rest = warpgroup_mma_wait(0, deps=[total, rest])
+        else:
+            total = warpgroup_mma_wait(0, deps=[total])
         mbarrier.arrive(empty.index(before))
-        done += run
         if SPLIT:
             own_parts = parts + WARPGROUP * (ROWS * COLUMNS)
             p0, p1 = _sharers(tile, whole, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K)
@@ -199,9 +293,14 @@ def _consume(
             if p0 < p1:
                 complete = _last(total, own_parts, counters + (tile - whole) * 2 + WARPGROUP, p0, p1)
             if complete:
-                _store(out, c, total, m, n, own_parts, p0, p1, 0, COLUMNS, tail, EPILOGUE)
+                _store(target, c, total, left, scales, bias, m, n, own_parts, p0, p1, 0, COLUMNS, tail, EPILOGUE)
         else:
-            _store(out, c, total, m, n, None, 0, 0, 0, COLUMNS, tail, EPILOGUE)
+            _store(target, c, total, left, scales, bias, m, n, None, 0, 0, 0, COLUMNS, tail, EPILOGUE)
+            if REST != 0:
+                _store(target, c, rest, left, rest_scales, rest_bias, m, n + COLUMNS, None, 0, 0, 0, REST, tail, EPILOGUE)
+        done += run
+        if TURNS:
+            done += run
     tma.store_wait(0)
 
 
@@ -230,10 +329,9 @@ def _last(total, parts, counter, p0, p1):
 
 
 @gluon.jit
-def _values(total, m, n, parts, p0, p1, SHIFT: gl.constexpr, WIDTH: gl.constexpr, tail, EPILOGUE: gl.constexpr):
+def _values(total, m, n, parts, p0, p1, ROWS: gl.constexpr, SHIFT: gl.constexpr, WIDTH: gl.constexpr, tail, EPILOGUE: gl.constexpr):
     """The f32 values to round of a chunk of columns: the parts' sum, and what the call has behind it."""
     layout: gl.constexpr = total.type.layout
-    ROWS: gl.constexpr = total.shape[0]
     row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     column = gl.arange(0, total.shape[1], gl.SliceLayout(0, layout))
     if parts is not None:
@@ -254,9 +352,9 @@ def _after(
     """What follows the sums of rows m and columns n (i64). EPILOGUE is a function of them, rows [.., 1],
     columns [1, ..], M, N and the values of `extra`."""
     if weight_scale is not None:
-        total = gl.load(weight_scale + n * weight_scale_step, mask=n < N, other=0.0)[None, :] * total
+        total = _scales(weight_scale, n, N, weight_scale_step)[None, :] * total
     if x_scale is not None:
-        total = gl.load(x_scale + m * x_scale_step, mask=m < M, other=0.0)[:, None] * total
+        total = _scales(x_scale, m, M, x_scale_step)[:, None] * total
     if bias is not None:
         given = (bias.to(gl.int64) != 0) & (n < N)
         total += gl.load(bias + n, mask=given, other=-0.0).to(gl.float32)[None, :]
@@ -266,7 +364,7 @@ def _after(
 
 
 @gluon.jit
-def _store(out, c, total, m, n, parts, p0, p1, SHIFT: gl.constexpr, WIDTH: gl.constexpr, tail, EPILOGUE: gl.constexpr):
+def _store(out, c, total, xs, ws, bias, m, n, parts, p0, p1, SHIFT: gl.constexpr, WIDTH: gl.constexpr, tail, EPILOGUE: gl.constexpr):
     """Rounds and stores columns from SHIFT on of a half block of WIDTH columns, 128 bytes at a time, through as
     many buffers as there are: one for each 128 bytes, or some in turn."""
     CHUNK: gl.constexpr = c.shape[2]
@@ -274,12 +372,26 @@ def _store(out, c, total, m, n, parts, p0, p1, SHIFT: gl.constexpr, WIDTH: gl.co
     if total.shape[1] > CHUNK:
         HALF: gl.constexpr = total.shape[1] // 2
         left, right = total.reshape([total.shape[0], 2, HALF]).permute([0, 2, 1]).split()
-        _store(out, c, left, m, n, parts, p0, p1, SHIFT, WIDTH, tail, EPILOGUE)
-        _store(out, c, right, m, n, parts, p0, p1, SHIFT + HALF, WIDTH, tail, EPILOGUE)
+        ws0 = None
+        ws1 = None
+        bias0 = None
+        bias1 = None
+        if ws is not None:
+            ws0, ws1 = ws.reshape([2, HALF]).permute([1, 0]).split()
+        if bias is not None:
+            bias0, bias1 = bias.reshape([2, HALF]).permute([1, 0]).split()
+        _store(out, c, left, xs, ws0, bias0, m, n, parts, p0, p1, SHIFT, WIDTH, tail, EPILOGUE)
+        _store(out, c, right, xs, ws1, bias1, m, n, parts, p0, p1, SHIFT + HALF, WIDTH, tail, EPILOGUE)
     else:
         AT: gl.constexpr = SHIFT // CHUNK
         ENOUGH: gl.constexpr = BUFFERS * CHUNK >= WIDTH
-        values = _values(total, m, n, parts, p0, p1, SHIFT, WIDTH, tail, EPILOGUE).to(c.dtype)
+        if ws is not None:
+            total = gl.convert_layout(ws, gl.SliceLayout(0, total.type.layout))[None, :] * total
+        if xs is not None:
+            total = gl.convert_layout(xs, gl.SliceLayout(1, total.type.layout))[:, None] * total
+        if bias is not None:
+            total += gl.convert_layout(bias.to(gl.float32), gl.SliceLayout(0, total.type.layout))[None, :]
+        values = _values(total, m, n, parts, p0, p1, c.shape[1], SHIFT, WIDTH, tail, EPILOGUE).to(c.dtype)
         if not ENOUGH:
             tma.store_wait(BUFFERS - 1)
         elif AT == 0:
@@ -299,67 +411,80 @@ def matmul_bt(
     x, weight, out, x_scale, weight_scale, bias, parts, counters, M, N, K,
     x_stride, weight_stride, out_stride, x_scale_step, weight_scale_step, extra,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, ALONG_N: gl.constexpr, BUFFERS: gl.constexpr, PDL: gl.constexpr,
+    GROUP: gl.constexpr, SHARED_BY: gl.constexpr, BUFFERS: gl.constexpr, PDL: gl.constexpr,
     EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """K >= 1; rows of x, weight and out are multiples of 16 bytes apart and begin at such addresses.
 
-    BLOCK_M x BLOCK_N is a program's block, of all CTAs of its cluster; warpgroups halve it along N or along M.
-    parts [2 * programs, BLOCK_M, BLOCK_N] f32 and counters [4 * programs], zeros before and after, make
-    programs share blocks; None where they take whole ones. x_scale (x_scale_step 0: one for all), weight_scale
-    and bias are None, or pointers; bias may be null.
+    BLOCK_M x BLOCK_N is a program's block, of all CTAs of its cluster; the two warpgroups halve it along "M" or
+    "N", or take whole blocks by "turns", which hides the end of one behind the products of the next. BLOCK_N
+    may be a sum of two powers of two, but along "N". parts [2 * programs, BLOCK_M, BLOCK_N] f32 and counters
+    [4 * programs], zeros before and after, make programs share blocks; None where they take whole ones. x_scale
+    (x_scale_step 0: one for all), weight_scale and bias are None, or pointers; bias may be null.
     """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     CTAS: gl.constexpr = gl.num_ctas()
-    HALF_M: gl.constexpr = BLOCK_M if ALONG_N else BLOCK_M // 2
-    HALF_N: gl.constexpr = BLOCK_N // 2 if ALONG_N else BLOCK_N
+    ROWS: gl.constexpr = BLOCK_M // 2 if SHARED_BY == "M" else BLOCK_M
+    FIRST: gl.constexpr = BLOCK_N // 2 if SHARED_BY == "N" else _power_below(BLOCK_N)
+    SECOND: gl.constexpr = BLOCK_N - FIRST
     kind: gl.constexpr = x.dtype.element_ty
     result: gl.constexpr = out.dtype.element_ty
     CHUNK: gl.constexpr = 1024 // result.primitive_bitwidth
-    la: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF_M, BLOCK_K], kind, cga_layout=_along_m(CTAS))
-    lb: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF_N, BLOCK_K], kind, cga_layout=_in_each(CTAS))
-    lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF_M, CHUNK], result, cga_layout=_along_m(CTAS))
-    xd = tma.make_tensor_descriptor(x, [M, K], [x_stride, 1], [HALF_M, BLOCK_K], la)
-    wd = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [HALF_N, BLOCK_K], lb)
-    od = tma.make_tensor_descriptor(out, [M, N], [out_stride, 1], [HALF_M, CHUNK], lc)
-    a0 = gl.allocate_shared_memory(kind, [STAGES, HALF_M, BLOCK_K], la)
-    b0 = gl.allocate_shared_memory(kind, [STAGES, HALF_N, BLOCK_K], lb)
-    if ALONG_N:
-        a1 = a0
-        b1 = gl.allocate_shared_memory(kind, [STAGES, HALF_N, BLOCK_K], lb)
-    else:
-        a1 = gl.allocate_shared_memory(kind, [STAGES, HALF_M, BLOCK_K], la)
-        b1 = b0
-    c0 = gl.allocate_shared_memory(result, [BUFFERS, HALF_M, CHUNK], lc)
-    c1 = gl.allocate_shared_memory(result, [BUFFERS, HALF_M, CHUNK], lc)
+    la: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_K], kind, cga_layout=_along_m(CTAS))
+    lb: gl.constexpr = gl.NVMMASharedLayout.get_default_for([FIRST, BLOCK_K], kind, cga_layout=_in_each(CTAS))
+    lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, CHUNK], result, cga_layout=_along_m(CTAS))
+    a0 = gl.allocate_shared_memory(kind, [STAGES, ROWS, BLOCK_K], la)
+    b0 = gl.allocate_shared_memory(kind, [STAGES, FIRST, BLOCK_K], lb)
+    a1 = a0
+    b1 = b0
+    if SHARED_BY == "M":
+        a1 = gl.allocate_shared_memory(kind, [STAGES, ROWS, BLOCK_K], la)
+    if SECOND != 0:
+        lm: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
+            [SECOND, BLOCK_K], kind, cga_layout=_in_each(CTAS)
+        )
+        b1 = gl.allocate_shared_memory(kind, [STAGES, SECOND, BLOCK_K], lm)
+    c0 = gl.allocate_shared_memory(result, [BUFFERS, ROWS, CHUNK], lc)
+    c1 = gl.allocate_shared_memory(result, [BUFFERS, ROWS, CHUNK], lc)
     full = mbarrier.allocate_mbarrier(STAGES)
     empty = mbarrier.allocate_mbarrier(STAGES)
     pair = empty
     if CTAS > 1:
         pair = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout(_in_one(CTAS)))
+    turn = empty
+    if SHARED_BY == "turns":
+        turn = mbarrier.allocate_mbarrier(2)
+        mbarrier.init(turn.index(0), 1)
+        mbarrier.init(turn.index(1), 1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), 1)
-        mbarrier.init(empty.index(stage), 2)
+        mbarrier.init(full.index(stage), 2)
+        mbarrier.init(empty.index(stage), 1 if SHARED_BY == "turns" else 2)
         if CTAS > 1:
             mbarrier.init(pair.index(stage), 1)
-    # Behind the descriptors, for whose making shared memory of the ring served: without these, the compiler
-    # puts a fence, and in clusters an exchange between all CTAs, into every step.
     fence_async_shared(cluster=CTAS > 1)
     if CTAS > 1:
         cluster.barrier()
     SPLIT: gl.constexpr = parts is not None
-    tail = (M, N, x_scale, weight_scale, bias, x_scale_step, weight_scale_step, extra)
+    if SPLIT:
+        early = (None, None, 0, 0, None)
+        tail = (M, N, x_scale, weight_scale, bias, x_scale_step, weight_scale_step, extra)
+    else:
+        early = (x_scale, weight_scale, x_scale_step, weight_scale_step, bias)
+        tail = (M, N, None, None, None, 0, 0, extra)
     gl.warp_specialize(
         [
-            (_consume, (od, a0, b0, c0, full, empty, parts, counters, M, N, K, tail,
-                        0, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT, EPILOGUE)),
-            (_consume, (od, a1, b1, c1, full, empty, parts, counters, M, N, K, tail,
-                        1, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT, EPILOGUE)),
-            (_produce, (xd, wd, a0, a1, b0, b1, full, empty, pair, M, N, K,
-                        BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT)),
+            (_consume, (out, out_stride, a0, b0, b1, c0, full, empty, turn, parts, counters, M, N, K, early, tail,
+                        0, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT, SHARED_BY, EPILOGUE)),
+            (_consume, (out, out_stride, a1, b1 if SHARED_BY == "N" else b0, b1, c1, full, empty, turn, parts, counters,
+                        M, N, K, early, tail,
+                        1, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT, SHARED_BY, EPILOGUE)),
+            (_produce_x, (x, x_stride, a0, a1, full, empty, M, N, K,
+                          BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT)),
+            (_produce_weight, (weight, weight_stride, b0, b1, full, empty, pair, M, N, K,
+                               BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT)),
         ],
-        [4, 1],
-        [232, 40],
+        [4, 1, 1],
+        [232, 40, 40],
     )  # fmt: skip
