@@ -1,5 +1,5 @@
-"""Candidates for dense products on Hopper (sm_90a): blocks of the warp-specialized kernel of `gemm_hopper`, for
-matmul_bt of 16-bit types and for the scaled products of e4m3."""
+"""Candidates for dense products on Hopper (sm_90a): blocks of the warp-specialized kernel of
+`gemm_hopper`, for matmul_bt of 16-bit types and for the scaled products of e4m3."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,20 +36,24 @@ class Block:
     """Of a cluster, along M; m counts all of them."""
     split: bool = False
     """Blocks that do not come out even over the programs are shared along K."""
+    turns: bool = False
+    """Warpgroups take whole blocks in turn, instead of halves of each."""
     buffers: int = 2
-    """Of 128 bytes times half the rows, for the output."""
+    """For the output: each of 128 bytes of every row of a warpgroup."""
 
     @property
-    def along_n(self) -> bool:
-        """Whether warpgroups halve the block along N: wgmma has 64 rows."""
-        return self.m == 64 * self.ctas
+    def shared_by(self) -> str:
+        """What warpgroups do with a block; a half along M has at least the 64 rows of a wgmma."""
+        halved = "N" if self.m == 64 * self.ctas else "M"
+        return "turns" if self.turns else halved
 
     @property
     def name(self) -> str:
         """Part of the variant's name."""
         cluster = f"_c{self.ctas}" if self.ctas > 1 else ""
         split = "_split" if self.split else ""
-        return f"ws_m{self.m}_n{self.n}_s{self.stages}{cluster}{split}"
+        turns = "_turns" if self.turns else ""
+        return f"ws_m{self.m}_n{self.n}_s{self.stages}{cluster}{turns}{split}"
 
 
 BLOCKS = (
@@ -57,13 +61,16 @@ BLOCKS = (
     Block(256, 256, 4, group=8, ctas=2),
     Block(128, 128, 6, group=16),
     Block(256, 128, 6, group=8, ctas=2),
+    Block(128, 192, 4, group=16),
     Block(128, 256, 4, group=16, split=True),
     Block(128, 128, 6, group=16, split=True),
     Block(64, 256, 4, group=16, split=True),
     Block(64, 128, 8, group=16, split=True),
 )
+SCALED_BLOCKS = BLOCKS
 TYPES = ((BF16, BF16), (BF16, F32), (F16, F16), (F16, F32))
 """Of x and weight, and of the output."""
+SCALED_OPS = ("scaled_matmul_bt", "scaled_matmul_bt_alpha")
 SCALED_TYPES = (BF16, F16)
 """Outputs of scaled products: sums of e4m3 on these tensor cores are too short for f32."""
 
@@ -101,8 +108,9 @@ def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer |
     """A candidate; `scales` are the pointers x_scale, weight_scale and bias of the kernel."""
     depth = 128 // kind.bytes
     constants: dict[str, Constant | None] = {
-        "BLOCK_M": block.m, "BLOCK_N": block.n, "BLOCK_K": depth, "STAGES": block.stages, "GROUP": block.group,
-        "ALONG_N": block.along_n, "BUFFERS": block.buffers, "PDL": False, "EPILOGUE": None, "extra": None,
+        "BLOCK_M": block.m, "BLOCK_N": block.n, "BLOCK_K": depth, "STAGES": block.stages,
+        "GROUP": block.group, "SHARED_BY": block.shared_by, "BUFFERS": block.buffers, "PDL": False,
+        "EPILOGUE": None, "extra": None,
     }  # fmt: skip
     pointers: list[Pointer] = [
         Pointer("x", "x", kind.name, align=16),
@@ -147,10 +155,23 @@ def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer |
     )
 
 
+def _scaled(op: str, out: DType, block: Block) -> CudaPrimitive:
+    """A candidate of a product of e4m3. A bias that is not given is null."""
+    bias = Pointer("bias", "bias", out.name)
+    if op == "scaled_matmul_bt_alpha":
+        return _row(op, F8E4M3, out, block, (None, Pointer("weight_scale", "alpha", F32.name), bias))
+    x_scale, weight_scale = (Pointer(name, name, F32.name) for name in ("x_scale", "weight_scale"))
+    return _row(op, F8E4M3, out, block, (x_scale, weight_scale, bias))
+
+
 def _rows() -> Iterator[CudaPrimitive]:
     for block in BLOCKS:
         for kind, out in TYPES:
             yield _row("matmul_bt", kind, out, block, (None, None, None))
+    for block in SCALED_BLOCKS:
+        for op in SCALED_OPS:
+            for out in SCALED_TYPES:
+                yield _scaled(op, out, block)
 
 
 CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_rows())

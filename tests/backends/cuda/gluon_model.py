@@ -1,8 +1,9 @@
-"""A model of Gluon for Hopper on NumPy: enough of it to run a warp-specialized kernel's own Python functions.
+"""A model of Gluon for Hopper on NumPy: enough of it to run a warp-specialized kernel's own Python
+functions.
 
-Every partition of every CTA of a cluster is a thread; mbarriers count arrivals and bytes and flip their phase as
-PTX says, TMA loads land at once and fill with zeros, and products are summed in f32. A wait that nobody ends
-fails after `PATIENCE` seconds, with what it waited for.
+Every partition of every CTA of a cluster is a thread; mbarriers count arrivals and bytes and flip their
+phase as PTX says, TMA loads land at once and fill with zeros, and products are summed in f32. A wait that
+nobody ends fails after `PATIENCE` seconds, with what it waited for.
 """
 
 import threading
@@ -133,7 +134,9 @@ class Barrier:
     def wait(self, phase: int) -> None:
         with self.changed:
             over = self.changed.wait_for(lambda: self.phase != phase, PATIENCE)
-            assert over, f"nobody ends phase {phase}: {self.pending} arrivals and {self.bytes} bytes are missing"
+            assert over, (
+                f"nobody ends phase {phase}: {self.pending} arrivals and {self.bytes} bytes are missing"
+            )
 
 
 @dataclass
@@ -270,7 +273,9 @@ def _arrive(bar: Shared, pred: Any = True) -> None:
         _barrier(bar).update(1, 0)
 
 
-def _load_box(source: Descriptor, at: Sequence[int], bar: Shared, into: Shared, multicast: bool = False) -> None:
+def _load_box(
+    source: Descriptor, at: Sequence[int], bar: Shared, into: Shared, multicast: bool = False
+) -> None:
     rows, cols, where = source.inside(at)
     if multicast and _rank():
         return
@@ -327,7 +332,9 @@ def _atomic_add(p: Pointer, value: int, sem: str, scope: str) -> Int:
     return old
 
 
-def _spawn(work: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], cluster: _Cluster, ranks: Sequence[int]) -> None:
+def _spawn(
+    work: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], cluster: _Cluster, ranks: Sequence[int]
+) -> None:
     """Runs functions in threads of their own; raises what one of them raised first."""
     errors: list[BaseException] = []
 
@@ -354,7 +361,9 @@ def _warp_specialize(work: Sequence[Any], warps: Sequence[int], registers: Seque
 
 def _descriptor(base: Pointer, shape: Any, strides: Any, block: Any, layout: Layout) -> Descriptor:
     assert strides[1] == 1
-    assert strides[0] * base.dtype.element_ty.primitive_bitwidth % 128 == 0, "rows are multiples of 16 bytes apart"
+    assert strides[0] * base.dtype.element_ty.primitive_bitwidth % 128 == 0, (
+        "rows are multiples of 16 bytes apart"
+    )
     return Descriptor(base, (shape[0], shape[1]), strides[0], (block[0], block[1]), layout)
 
 
@@ -382,18 +391,19 @@ TMA = SimpleNamespace(
 )
 
 
-def functions(module: ModuleType) -> dict[str, Any]:
-    """The Python functions of a module's kernels, over the model instead of Gluon."""
+def functions(*modules: ModuleType) -> dict[str, Any]:
+    """The Python functions of the modules' kernels, over the model instead of Gluon."""
     own: dict[str, Any] = {
         "gl": LANGUAGE, "mbarrier": MBARRIER, "tma": TMA, "fence_async_shared": _nothing,
         "cluster": SimpleNamespace(barrier=lambda: _here().together.wait(PATIENCE)),
         "warpgroup_mma": _mma, "warpgroup_mma_wait": lambda n, deps: deps if len(deps) > 1 else deps[0],
         "gdc_wait": _nothing, "gdc_launch_dependents": _nothing, "range": lambda *a: map(Int, range(*a)),
     }  # fmt: skip
-    for name, made in vars(module).items():
-        code = getattr(getattr(made, "fn", None), "__code__", None)
-        if code is not None and name not in own:
-            own[name] = FunctionType(code, own, name)
+    for module in modules:
+        for name, made in vars(module).items():
+            code = getattr(getattr(made, "fn", None), "__code__", None)
+            if code is not None and name not in own:
+                own[name] = FunctionType(code, own, name)
     return own
 
 
