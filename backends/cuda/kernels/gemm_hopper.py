@@ -2,14 +2,13 @@
 scales.
 
 A program (a CTA, or a cluster of them) stays on its multiprocessors and takes blocks of the output in
-turn. Two warps fill a ring of stages by TMA, one with x and one with weight; each makes its own tensor
-map, so that the first loads wait for one map, not for three. Two warpgroups multiply (wgmma, one product
-in flight while the next is queued), round, and store by TMA while the next block is being loaded. CTAs of
-a cluster lie along M and receive the same rows of weight by multicast.
+turn. One warp fills a ring of stages by TMA. Two warpgroups multiply (wgmma, one product in flight while
+the next is queued), round, and store by TMA while the next block is being loaded. CTAs of a cluster lie
+along M and receive the same rows of weight by multicast.
 
-mbarriers guard a stage: `full` (both producers, and the bytes that they announced), `empty` (whoever reads
-it has) and, in clusters, `pair` in the leading CTA (all CTAs have seen their own `empty`), behind which
-the leader's multicast may write into all of them. Producers begin with phase 1, so that they pass a fresh
+mbarriers guard a stage: `full` (one arrival, and the bytes that it announced), `empty` (whoever reads it
+has) and, in clusters, `pair` in the leading CTA (all CTAs have seen their own `empty`), behind which the
+leader's multicast may write into all of them. The producer begins with phase 1, so that it passes a fresh
 `empty`; every arrival of a stage's round happens exactly once, whatever the number of steps. A phase tells
 only one round from the next: warpgroups that take blocks in turns wait for each other (`turn`) before they
 look at a stage, or they would take a round before the last for theirs.
@@ -75,74 +74,49 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _produce_x(
-    x, x_stride, a0, a1, full, empty, M, N, K,
+def _produce(
+    x, weight, second, a0, a1, b0, b1, full, empty, pair, M, N, K,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """One warp: fills the ring with rows of x."""
-    ROWS: gl.constexpr = a0.shape[1]
-    source = tma.make_tensor_descriptor(x, [M, K], [x_stride, 1], [ROWS, BLOCK_K], a0.layout)
-    whole, own, begin, steps = share(M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT)
-    stage = 0
-    phase = 1
-    done = 0
-    while done < steps:
-        tile, first, run = segment(done, whole, own, begin, steps, K, BLOCK_K, SPLIT)
-        row, _ = block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
-        m = row * BLOCK_M
-        for step in range(first, first + run):
-            ready = full.index(stage)
-            mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(ready, source.nbytes_per_cta * (BLOCK_M // ROWS))
-            tma.async_load(source, [m, step * BLOCK_K], ready, a0.index(stage))
-            if ROWS != BLOCK_M:
-                tma.async_load(source, [m + ROWS, step * BLOCK_K], ready, a1.index(stage))
-            stage, phase = _next(stage, phase, STAGES)
-        done += run
-
-
-@gluon.jit
-def _produce_weight(
-    weight, weight_stride, b0, b1, full, empty, pair, M, N, K,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, SPLIT: gl.constexpr,
-):  # fmt: skip
-    """One warp: fills the ring with rows of weight, for all CTAs of a cluster."""
-    FIRST: gl.constexpr = b0.shape[1]
-    SECOND: gl.constexpr = BLOCK_N - FIRST
+    """One warp: fills the ring, with rows of weight for all CTAs of a cluster."""
+    ROWS: gl.constexpr = x.block_shape[0]
+    FIRST: gl.constexpr = weight.block_shape[0]
     CLUSTER: gl.constexpr = gl.num_ctas() > 1
-    source = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [FIRST, BLOCK_K], b0.layout)
-    second = source
-    if SECOND != 0 and SECOND != FIRST:
-        second = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [SECOND, BLOCK_K], b1.layout)
-    BYTES: gl.constexpr = source.nbytes_per_cta // FIRST * BLOCK_N
+    BYTES: gl.constexpr = (
+        x.nbytes_per_cta * (BLOCK_M // ROWS) + weight.nbytes_per_cta // FIRST * BLOCK_N
+    )
     whole, own, begin, steps = share(M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT)
     stage = 0
     phase = 1
     done = 0
     while done < steps:
         tile, first, run = segment(done, whole, own, begin, steps, K, BLOCK_K, SPLIT)
-        _, column = block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
+        row, column = block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
+        m = row * BLOCK_M
         n = column * BLOCK_N
         for step in range(first, first + run):
+            k = step * BLOCK_K
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
             if CLUSTER:
                 mbarrier.arrive(pair.index(stage))
             mbarrier.expect(ready, BYTES)
+            tma.async_load(x, [m, k], ready, a0.index(stage))
+            if ROWS != BLOCK_M:
+                tma.async_load(x, [m + ROWS, k], ready, a1.index(stage))
             if CLUSTER:
                 mbarrier.wait(pair.index(stage), phase ^ 1)
-            tma.async_load(source, [n, step * BLOCK_K], ready, b0.index(stage), multicast=CLUSTER)
-            if SECOND != 0:
-                tma.async_load(second, [n + FIRST, step * BLOCK_K], ready, b1.index(stage), multicast=CLUSTER)
+            tma.async_load(weight, [n, k], ready, b0.index(stage), multicast=CLUSTER)
+            if FIRST != BLOCK_N:
+                tma.async_load(second, [n + FIRST, k], ready, b1.index(stage), multicast=CLUSTER)
             stage, phase = _next(stage, phase, STAGES)
         done += run
 
 
 @gluon.jit
 def _consume(
-    out, out_stride, a, b, more, c, full, empty, turn, parts, counters, M, N, K, after, extra,
+    target, a, b, more, c, full, empty, turn, parts, counters, M, N, K, after, extra,
     WARPGROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, SHARED_BY: gl.constexpr,
     EPILOGUE: gl.constexpr,
@@ -154,7 +128,6 @@ def _consume(
     DEPTH: gl.constexpr = 256 // b.dtype.primitive_bitwidth
     CGA: gl.constexpr = along_m(gl.num_ctas())
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, DEPTH], cga_layout=CGA)
-    target = tma.make_tensor_descriptor(out, [M, N], [out_stride, 1], [ROWS, c.shape[2]], c.layout)
     whole, own, begin, steps = share(M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT)
     TURNS: gl.constexpr = SHARED_BY == "turns"
     stage = 0
@@ -274,6 +247,10 @@ def matmul_bt(
     la: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_K], kind, cga_layout=along_m(CTAS))
     lb: gl.constexpr = gl.NVMMASharedLayout.get_default_for([FIRST, BLOCK_K], kind, cga_layout=in_each(CTAS))
     lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, CHUNK], result, cga_layout=along_m(CTAS))
+    xd = tma.make_tensor_descriptor(x, [M, K], [x_stride, 1], [ROWS, BLOCK_K], la)
+    wd = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [FIRST, BLOCK_K], lb)
+    od = tma.make_tensor_descriptor(out, [M, N], [out_stride, 1], [ROWS, CHUNK], lc)
+    second = wd
     a0 = gl.allocate_shared_memory(kind, [STAGES, ROWS, BLOCK_K], la)
     b0 = gl.allocate_shared_memory(kind, [STAGES, FIRST, BLOCK_K], lb)
     a1 = a0
@@ -284,6 +261,8 @@ def matmul_bt(
         lm: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
             [SECOND, BLOCK_K], kind, cga_layout=in_each(CTAS)
         )
+        if SECOND != FIRST:
+            second = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [SECOND, BLOCK_K], lm)
         b1 = gl.allocate_shared_memory(kind, [STAGES, SECOND, BLOCK_K], lm)
     c0 = gl.allocate_shared_memory(result, [BUFFERS, ROWS, CHUNK], lc)
     c1 = gl.allocate_shared_memory(result, [BUFFERS, ROWS, CHUNK], lc)
@@ -298,10 +277,12 @@ def matmul_bt(
         mbarrier.init(turn.index(0), 1)
         mbarrier.init(turn.index(1), 1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), 2)
+        mbarrier.init(full.index(stage), 1)
         mbarrier.init(empty.index(stage), 1 if SHARED_BY == "turns" else 2)
         if CTAS > 1:
             mbarrier.init(pair.index(stage), 1)
+    # Behind the descriptors, which are made in memory of the ring: without these, the compiler puts a fence,
+    # and in clusters an exchange between all CTAs, into every step.
     fence_async_shared(cluster=CTAS > 1)
     if CTAS > 1:
         cluster.barrier()
@@ -309,17 +290,14 @@ def matmul_bt(
     after = (x_scale, weight_scale, x_scale_step, weight_scale_step, bias)
     gl.warp_specialize(
         [
-            (_consume, (out, out_stride, a0, b0, b1, c0, full, empty, turn,
-                        parts, counters, M, N, K, after, extra,
+            (_consume, (od, a0, b0, b1, c0, full, empty, turn, parts, counters, M, N, K, after, extra,
                         0, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT, SHARED_BY, EPILOGUE)),
-            (_consume, (out, out_stride, a1, b1 if SHARED_BY == "N" else b0, b1, c1, full, empty, turn,
+            (_consume, (od, a1, b1 if SHARED_BY == "N" else b0, b1, c1, full, empty, turn,
                         parts, counters, M, N, K, after, extra,
                         1, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT, SHARED_BY, EPILOGUE)),
-            (_produce_x, (x, x_stride, a0, a1, full, empty, M, N, K,
-                          BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT)),
-            (_produce_weight, (weight, weight_stride, b0, b1, full, empty, pair, M, N, K,
-                               BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT)),
+            (_produce, (xd, wd, second, a0, a1, b0, b1, full, empty, pair, M, N, K,
+                        BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT)),
         ],
-        [4, 1, 1],
-        [232, 40, 40],
+        [4, 1],
+        [232, 40],
     )  # fmt: skip

@@ -30,7 +30,8 @@ F32 = Kind(np.float32, 32)
 KINDS = {
     np.dtype(d): Kind(d, bits)
     for d, bits in (
-        (np.float32, 32), (np.float16, 16), (ml_dtypes.bfloat16, 16), (ml_dtypes.float8_e4m3fn, 8), (np.int32, 32)
+        (np.float32, 32), (np.float16, 16), (np.int32, 32), (ml_dtypes.bfloat16, 16),
+        (ml_dtypes.float8_e4m3fn, 8),
     )
 }  # fmt: skip
 
