@@ -28,7 +28,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kiln.backends.cuda.kernels.hopper_share import block, segment, share, sharers
 from kiln.backends.cuda.kernels.hopper_store import bias_of, last, scales_of, store
@@ -83,9 +82,7 @@ def _produce(
     ROWS: gl.constexpr = x.block_shape[0]
     FIRST: gl.constexpr = weight.block_shape[0]
     CLUSTER: gl.constexpr = gl.num_ctas() > 1
-    BYTES: gl.constexpr = (
-        x.nbytes_per_cta * (BLOCK_M // ROWS) + weight.nbytes_per_cta // FIRST * BLOCK_N
-    )
+    BYTES: gl.constexpr = x.nbytes_per_cta * (BLOCK_M // ROWS) + weight.nbytes_per_cta // FIRST * BLOCK_N
     whole, own, begin, steps = share(M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT)
     stage = 0
     phase = 1
@@ -222,7 +219,7 @@ def matmul_bt(
     x, weight, out, x_scale, weight_scale, bias, parts, counters, M, N, K,
     x_stride, weight_stride, out_stride, x_scale_step, weight_scale_step, extra,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, SHARED_BY: gl.constexpr, BUFFERS: gl.constexpr, PDL: gl.constexpr,
+    GROUP: gl.constexpr, SHARED_BY: gl.constexpr, BUFFERS: gl.constexpr,
     EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """K >= 1; rows of x, weight and out are multiples of 16 bytes apart and begin at such addresses.
@@ -234,9 +231,6 @@ def matmul_bt(
     take whole ones. x_scale (x_scale_step 0: one for all), weight_scale and bias are None, or pointers;
     bias may be null.
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     CTAS: gl.constexpr = gl.num_ctas()
     ROWS: gl.constexpr = BLOCK_M // 2 if SHARED_BY == "M" else BLOCK_M
     FIRST: gl.constexpr = BLOCK_N // 2 if SHARED_BY == "N" else power_below(BLOCK_N)

@@ -2,7 +2,7 @@
 `gemm_hopper`, for matmul_bt of 16-bit types and for the scaled products of e4m3.
 
 Measured on an H200, medians of graph replays over random data, against the best of cuBLAS in the same run:
-bf16 1375 us (799 TFLOP/s) against 1380 at 8192^3, 1.10 of cuBLAS at 4096^3; geometric means over 19 model
+bf16 1380 us (797 TFLOP/s) against 1376 at 8192^3, 1.10 of cuBLAS at 4096^3; geometric means over 19 model
 shapes, of the best candidate for each: M = 64 0.81, 128 0.85, 256 0.86, 512 0.92, 1024 0.93, 2048 1.00,
 4096 1.01, 8192 1.02. e4m3, against the best of three peers: 0.99 at 4096x7168x16384 (618 us, 1555
 TFLOP/s), 1.01 at 8192^3; geometric means 0.69 at M = 64 to 0.95 at 8192. Where it loses: N = 2112 and 576,
@@ -125,7 +125,7 @@ def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer |
     depth = 128 // kind.bytes
     constants: dict[str, Constant | None] = {
         "BLOCK_M": block.m, "BLOCK_N": block.n, "BLOCK_K": depth, "STAGES": block.stages,
-        "GROUP": block.group, "SHARED_BY": block.shared_by, "BUFFERS": block.buffers, "PDL": False,
+        "GROUP": block.group, "SHARED_BY": block.shared_by, "BUFFERS": block.buffers,
         "EPILOGUE": None, "extra": None,
     }  # fmt: skip
     pointers: list[Pointer] = [

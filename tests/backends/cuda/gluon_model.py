@@ -80,13 +80,13 @@ class Tensor(np.ndarray[Any, Any]):
     """A tensor in registers: the part that a CTA has."""
 
     def to(self, kind: Kind) -> "Tensor":
-        return self.astype(kind.dtype) if isinstance(kind, Kind) else self
+        return self.astype(kind.dtype).view(Tensor) if isinstance(kind, Kind) else self
 
     def permute(self, order: Sequence[int]) -> "Tensor":
-        return self.transpose(order)
+        return self.transpose(order).view(Tensor)
 
     def split(self) -> tuple["Tensor", "Tensor"]:
-        return self[..., 0], self[..., 1]
+        return self[..., 0].view(Tensor), self[..., 1].view(Tensor)
 
     @property
     def type(self) -> Any:
@@ -239,7 +239,8 @@ def _allocate(kind: Any, shape: Sequence[int], layout: Any, new: Callable[[], An
                 local[-2] //= cluster.ctas
             parts = [new() if new else np.full(local, np.nan, kind.dtype) for _ in range(cluster.ctas)]
             cluster.memory.append(Shared(parts, tuple(shape), kind, layout))
-        return cluster.memory[at]
+        found: Shared = cluster.memory[at]
+        return found
 
 
 def _barriers(count: int) -> Shared:
@@ -296,7 +297,7 @@ def _store_box(into: Descriptor, at: Sequence[int], source: Shared) -> None:
 def _mma(a: Shared, b: Shared, total: Tensor, is_async: bool) -> Tensor:
     left, right = (s.parts[_rank()].astype(np.float32) for s in (a, b))
     with np.errstate(invalid="ignore"):
-        return (total + left @ right).view(Tensor)
+        return np.asarray(total + left @ right).view(Tensor)
 
 
 def _arange(first: int, last: int, layout: Any) -> Tensor:
@@ -398,7 +399,7 @@ def functions(*modules: ModuleType) -> dict[str, Any]:
         "gl": LANGUAGE, "mbarrier": MBARRIER, "tma": TMA, "fence_async_shared": _nothing,
         "cluster": SimpleNamespace(barrier=lambda: _here().together.wait(PATIENCE)),
         "warpgroup_mma": _mma, "warpgroup_mma_wait": lambda n, deps: deps if len(deps) > 1 else deps[0],
-        "gdc_wait": _nothing, "gdc_launch_dependents": _nothing, "range": lambda *a: map(Int, range(*a)),
+        "range": lambda *a: map(Int, range(*a)),
     }  # fmt: skip
     for module in modules:
         for name, made in vars(module).items():

@@ -70,7 +70,7 @@ def product(
         "x_scale_step": 0 if after[0] is None else min(after[0].size - 1, 1),
         "weight_scale_step": 0 if after[1] is None else min(after[1].size - 1, 1),
         "extra": None, "BLOCK_M": how["BLOCK_M"], "BLOCK_N": how["BLOCK_N"], "BLOCK_K": block_k, "STAGES": 3,
-        "GROUP": 2, "SHARED_BY": how["SHARED_BY"], "BUFFERS": 2, "PDL": False, "EPILOGUE": None,
+        "GROUP": 2, "SHARED_BY": how["SHARED_BY"], "BUFFERS": 2, "EPILOGUE": None,
     }  # fmt: skip
     kernels = kernels or functions(gemm_hopper, hopper_share, hopper_store)
     with np.errstate(invalid="ignore"):
