@@ -1,0 +1,193 @@
+"""Candidates for dense products on Hopper (sm_90a): blocks of the warp-specialized kernel of
+`gemm_hopper`, for matmul_bt of 16-bit types and for the scaled products of e4m3.
+
+Measured on an H200, medians of graph replays over random data, against the best of cuBLAS in the same run:
+bf16 1380 us (797 TFLOP/s) against 1376 at 8192^3, 1.10 of cuBLAS at 4096^3; geometric means over 19 model
+shapes, of the best candidate for each: M = 64 0.81, 128 0.85, 256 0.86, 512 0.92, 1024 0.93, 2048 1.00,
+4096 1.01, 8192 1.02. e4m3, against the best of three peers: 0.99 at 4096x7168x16384 (618 us, 1555
+TFLOP/s), 1.01 at 8192^3; geometric means 0.69 at M = 64 to 0.95 at 8192. Where it loses: N = 2112 and 576,
+which fill the multiprocessors badly (0.4 to 0.9), and few rows, where the three tensor maps that a launch
+makes cost 2 us (maps from the host: 16.5 -> 14.5 us at 128x7168x2048).
+
+Dead ends: steps shared over all programs (split) read x and weight at as many places of K as there are
+programs, out of step with L2: 0.68 of cuBLAS where the arithmetic would give 0.95 (2048x2112x7168), so
+that they pay only where weight is read once. Two producer warps with tensor maps made in their own
+partition hang on the device, for a reason not found; in the model and in the machine code they look right.
+Launching dependents early (PDL) gains 0.8 us at 64x7168x2048 and nothing elsewhere. Three stages and a
+buffer for the whole output in place of four stages: 0.83 to 1.03 of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from kiln.backends.cuda.primitive import Constant, CudaPrimitive, Number, Pointer, Scratch
+from kiln.ir.dtypes import BF16, F8E4M3, F16, F32, DType
+
+Expr: TypeAlias = Any
+
+KERNEL = "kiln.backends.cuda.kernels.gemm_hopper:matmul_bt"
+M: Expr = ["dim", "M"]
+N: Expr = ["dim", "N"]
+K: Expr = ["dim", "K"]
+SM = 90
+MULTIPROCESSORS = 132
+"""Of an H100 or H200. With fewer, CTAs wait for their turn; no block is lost."""
+SHARED = 232448
+"""Bytes that a CTA may have."""
+LIMITS = (["le", M, 2**20], ["le", N, 2**20], ["ge", K, 1], ["le", K, 2**16])
+"""Within which numbers of blocks and steps fit in 32 bits. K = 0 has no tensor map."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """How a program takes the output apart."""
+
+    m: int
+    n: int
+    stages: int
+    group: int
+    """Blocks along M that are walked together."""
+    ctas: int = 1
+    """Of a cluster, along M; m counts all of them."""
+    split: bool = False
+    """Blocks that do not come out even over the programs are shared along K."""
+    turns: bool = False
+    """Warpgroups take whole blocks in turn, instead of halves of each."""
+    buffers: int = 2
+    """For the output: each of 128 bytes of every row of a warpgroup."""
+
+    @property
+    def shared_by(self) -> str:
+        """What warpgroups do with a block; a half along M has at least the 64 rows of a wgmma."""
+        halved = "N" if self.m == 64 * self.ctas else "M"
+        return "turns" if self.turns else halved
+
+    @property
+    def name(self) -> str:
+        """Part of the variant's name."""
+        cluster = f"_c{self.ctas}" if self.ctas > 1 else ""
+        split = "_split" if self.split else ""
+        turns = "_turns" if self.turns else ""
+        return f"ws_m{self.m}_n{self.n}_s{self.stages}_g{self.group}{cluster}{turns}{split}"
+
+
+BLOCKS = (
+    Block(128, 256, 4, group=16),
+    Block(128, 256, 4, group=8),
+    Block(128, 128, 6, group=16),
+    Block(128, 64, 8, group=16),
+    Block(64, 256, 4, group=16),
+    Block(128, 256, 4, group=16, split=True),
+    Block(128, 128, 6, group=16, split=True),
+    Block(128, 64, 8, group=16, split=True),
+    Block(64, 128, 8, group=16, split=True),
+)
+SCALED_BLOCKS = BLOCKS
+TYPES = ((BF16, BF16), (BF16, F32), (F16, F16), (F16, F32))
+"""Of x and weight, and of the output."""
+SCALED_OPS = ("scaled_matmul_bt", "scaled_matmul_bt_alpha")
+SCALED_TYPES = (BF16, F16)
+"""Outputs of scaled products: sums of e4m3 on these tensor cores are too short for f32."""
+
+
+def _step(scales: str) -> Expr:
+    """How far the next row's scale is: 0 where there is one for all."""
+    return ["min", ["sub", ["dim", scales], 1], 1]
+
+
+def _programs(block: Block, depth: int) -> Expr:
+    tiles: Expr = ["mul", ["cdiv", M, block.m], ["cdiv", N, block.n]]
+    work = ["mul", tiles, ["cdiv", K, depth]] if block.split else tiles
+    return ["min", MULTIPROCESSORS // block.ctas, work]
+
+
+def _scratch(block: Block) -> tuple[Scratch, ...]:
+    if not block.split:
+        return ()
+    parts = 2 * MULTIPROCESSORS * block.m * block.n * F32.bytes
+    return (Scratch("parts", parts), Scratch("counters", 4 * MULTIPROCESSORS * 4, zeroed=True))
+
+
+def _when(kind: DType, out: DType) -> Expr:
+    types = {"x": kind, "weight": kind, "out": out}
+    return [
+        "and",
+        *(["dtype", operand, dtype.name] for operand, dtype in types.items()),
+        *LIMITS,
+        *(["divisible", ["stride", operand], 16 // dtype.bytes] for operand, dtype in types.items()),
+        *(["aligned", operand, 16] for operand in types),
+    ]
+
+
+def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer | None, ...]) -> CudaPrimitive:
+    """A candidate; `scales` are the pointers x_scale, weight_scale and bias of the kernel."""
+    depth = 128 // kind.bytes
+    constants: dict[str, Constant | None] = {
+        "BLOCK_M": block.m, "BLOCK_N": block.n, "BLOCK_K": depth, "STAGES": block.stages,
+        "GROUP": block.group, "SHARED_BY": block.shared_by, "BUFFERS": block.buffers,
+        "EPILOGUE": None, "extra": None,
+    }  # fmt: skip
+    pointers: list[Pointer] = [
+        Pointer("x", "x", kind.name, align=16),
+        Pointer("weight", "weight", kind.name, align=16),
+        Pointer("out", "out", out.name, "write", align=16),
+    ]
+    steps: list[Number] = []
+    for name, scale in zip(("x_scale", "weight_scale", "bias"), scales, strict=True):
+        if scale is None:
+            constants[name] = None
+        else:
+            pointers.append(scale)
+    for name, scale, size in zip(("x_scale_step", "weight_scale_step"), scales, ("SM", "SN"), strict=False):
+        if scale is None or scale.operand != name.removesuffix("_step"):
+            constants[name] = int(scale is not None)
+        else:
+            steps.append(Number(name, "i32", _step(size)))
+    if block.split:
+        pointers += [
+            Pointer("parts", "scratch:parts", F32.name, "write", align=16),
+            Pointer("counters", "scratch:counters", "i32", "write"),
+        ]
+    else:
+        constants |= {"parts": None, "counters": None}
+    numbers = (Number("M", "i32", M), Number("N", "i32", N), Number("K", "i32", K))
+    strides = (Number(f"{t}_stride", "i64", ["stride", t]) for t in ("x", "weight", "out"))
+    types = kind.name if kind is out else f"{kind.name}_{out.name}"
+    return CudaPrimitive(
+        op=op,
+        variant=f"{types}_{block.name}",
+        kernel=KERNEL,
+        params=(*pointers, *numbers, *strides, *steps),
+        constants=constants,
+        grid=(_programs(block, depth), 1, 1),
+        when=_when(kind, out),
+        num_warps=4,
+        num_stages=block.stages,
+        options={"num_ctas": block.ctas},
+        scratch=_scratch(block),
+        min_sm=SM,
+        max_sm=SM,
+    )
+
+
+def _scaled(op: str, out: DType, block: Block) -> CudaPrimitive:
+    """A candidate of a product of e4m3. A bias that is not given is null."""
+    bias = Pointer("bias", "bias", out.name)
+    if op == "scaled_matmul_bt_alpha":
+        return _row(op, F8E4M3, out, block, (None, Pointer("weight_scale", "alpha", F32.name), bias))
+    x_scale, weight_scale = (Pointer(name, name, F32.name) for name in ("x_scale", "weight_scale"))
+    return _row(op, F8E4M3, out, block, (x_scale, weight_scale, bias))
+
+
+def _rows() -> Iterator[CudaPrimitive]:
+    for block in BLOCKS:
+        for kind, out in TYPES:
+            yield _row("matmul_bt", kind, out, block, (None, None, None))
+    for block in SCALED_BLOCKS:
+        for op in SCALED_OPS:
+            for out in SCALED_TYPES:
+                yield _scaled(op, out, block)
+
+
+CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_rows())
