@@ -11,8 +11,9 @@ makes cost 2 us (maps from the host: 16.5 -> 14.5 us at 128x7168x2048).
 
 Dead ends: steps shared over all programs (split) read x and weight at as many places of K as there are
 programs, out of step with L2: 0.68 of cuBLAS where the arithmetic would give 0.95 (2048x2112x7168), so
-that they pay only where weight is read once. Two producer warps with tensor maps made in their own
-partition hang on the device, for a reason not found; in the model and in the machine code they look right.
+that they pay only where weight is read once. Clusters of two with multicast, two producer warps and
+warpgroups that take whole blocks in turn hang on the device, for a reason not found; so does this kernel
+with its parts in files of their own and its scales read before the steps.
 Launching dependents early (PDL) gains 0.8 us at 64x7168x2048 and nothing elsewhere. Three stages and a
 buffer for the whole output in place of four stages: 0.83 to 1.03 of it.
 """
@@ -48,28 +49,20 @@ class Block:
     stages: int
     group: int
     """Blocks along M that are walked together."""
-    ctas: int = 1
-    """Of a cluster, along M; m counts all of them."""
     split: bool = False
     """Blocks that do not come out even over the programs are shared along K."""
-    turns: bool = False
-    """Warpgroups take whole blocks in turn, instead of halves of each."""
     buffers: int = 2
     """For the output: each of 128 bytes of every row of a warpgroup."""
 
     @property
-    def shared_by(self) -> str:
-        """What warpgroups do with a block; a half along M has at least the 64 rows of a wgmma."""
-        halved = "N" if self.m == 64 * self.ctas else "M"
-        return "turns" if self.turns else halved
+    def along_n(self) -> bool:
+        """Whether warpgroups halve the block along N: a wgmma has 64 rows."""
+        return self.m == 64
 
     @property
     def name(self) -> str:
         """Part of the variant's name."""
-        cluster = f"_c{self.ctas}" if self.ctas > 1 else ""
-        split = "_split" if self.split else ""
-        turns = "_turns" if self.turns else ""
-        return f"ws_m{self.m}_n{self.n}_s{self.stages}_g{self.group}{cluster}{turns}{split}"
+        return f"ws_m{self.m}_n{self.n}_s{self.stages}_g{self.group}{'_split' if self.split else ''}"
 
 
 BLOCKS = (
@@ -83,7 +76,8 @@ BLOCKS = (
     Block(128, 64, 8, group=16, split=True),
     Block(64, 128, 8, group=16, split=True),
 )
-SCALED_BLOCKS = BLOCKS
+SCALED_BLOCKS = tuple(b for b in BLOCKS if not b.split or min(b.m, b.n) != 64)
+"""Of e4m3; the others take 8 bytes of stack."""
 TYPES = ((BF16, BF16), (BF16, F32), (F16, F16), (F16, F32))
 """Of x and weight, and of the output."""
 SCALED_OPS = ("scaled_matmul_bt", "scaled_matmul_bt_alpha")
@@ -99,7 +93,7 @@ def _step(scales: str) -> Expr:
 def _programs(block: Block, depth: int) -> Expr:
     tiles: Expr = ["mul", ["cdiv", M, block.m], ["cdiv", N, block.n]]
     work = ["mul", tiles, ["cdiv", K, depth]] if block.split else tiles
-    return ["min", MULTIPROCESSORS // block.ctas, work]
+    return ["min", MULTIPROCESSORS, work]
 
 
 def _scratch(block: Block) -> tuple[Scratch, ...]:
@@ -125,7 +119,7 @@ def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer |
     depth = 128 // kind.bytes
     constants: dict[str, Constant | None] = {
         "BLOCK_M": block.m, "BLOCK_N": block.n, "BLOCK_K": depth, "STAGES": block.stages,
-        "GROUP": block.group, "SHARED_BY": block.shared_by, "BUFFERS": block.buffers,
+        "GROUP": block.group, "ALONG_N": block.along_n, "BUFFERS": block.buffers, "PDL": False,
         "EPILOGUE": None, "extra": None,
     }  # fmt: skip
     pointers: list[Pointer] = [
@@ -164,7 +158,6 @@ def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer |
         when=_when(kind, out),
         num_warps=4,
         num_stages=block.stages,
-        options={"num_ctas": block.ctas},
         scratch=_scratch(block),
         min_sm=SM,
         max_sm=SM,
