@@ -24,7 +24,13 @@ def compiled(row: CudaPrimitive) -> tuple[dict[str, Any], worker.Compiled]:
         "priority": row.priority, "scratch": [s.json() for s in row.scratch], "budget": worker.BUDGET,
     }  # fmt: skip
     source = worker.Source(
-        module, function, "", tuple(row.json_params()), dict(row.constants), row.compile_options(), entry=entry
+        module,
+        function,
+        "",
+        tuple(row.json_params()),
+        dict(row.constants),
+        row.compile_options(),
+        entry=entry,
     )
     made = worker.assemble(source, TARGETS[TARGET])
     job = Job(TARGET, row.op, row.variant, "0" * 64, "", {})
