@@ -1,21 +1,22 @@
 """Candidates for dense products on Hopper (sm_90a): blocks of the warp-specialized kernel of
-`gemm_hopper`, for matmul_bt of 16-bit types and for the scaled products of e4m3.
+`gemm_hopper`, for matmul_bt of 16-bit types.
 
 Measured on an H200, medians of graph replays over random data, against the best of cuBLAS in the same run:
 bf16 1380 us (797 TFLOP/s) against 1376 at 8192^3, 1.10 of cuBLAS at 4096^3; geometric means over 19 model
 shapes, of the best candidate for each: M = 64 0.81, 128 0.85, 256 0.86, 512 0.92, 1024 0.93, 2048 1.00,
-4096 1.01, 8192 1.02. e4m3, against the best of three peers: 0.99 at 4096x7168x16384 (618 us, 1555
-TFLOP/s), 1.01 at 8192^3; geometric means 0.69 at M = 64 to 0.95 at 8192. Where it loses: N = 2112 and 576,
+4096 1.01, 8192 1.02. Where it loses: N = 2112 and 576,
 which fill the multiprocessors badly (0.4 to 0.9), and few rows, where the three tensor maps that a launch
 makes cost 2 us (maps from the host: 16.5 -> 14.5 us at 128x7168x2048).
 
-Dead ends: steps shared over all programs (split) read x and weight at as many places of K as there are
-programs, out of step with L2: 0.68 of cuBLAS where the arithmetic would give 0.95 (2048x2112x7168), so
-that they pay only where weight is read once. Clusters of two with multicast, two producer warps and
-warpgroups that take whole blocks in turn hang on the device, for a reason not found; so does this kernel
-with its parts in files of their own and its scales read before the steps.
-Launching dependents early (PDL) gains 0.8 us at 64x7168x2048 and nothing elsewhere. Three stages and a
-buffer for the whole output in place of four stages: 0.83 to 1.03 of it.
+Dead ends: products of e4m3, which the same kernel makes as fast as its peers at many rows, keep too few
+bits of sums over thousands of terms (relative L2 0.0040 at K = 16384, where 0.0039 is promised), since
+nothing moves them to f32 along the way. Steps shared over all programs (split) read x and weight at as many
+places of K as there are programs, out of step with L2: 0.68 of cuBLAS where the arithmetic would give 0.95
+(2048x2112x7168), so that they pay only where weight is read once. Clusters of two with multicast, two
+producer warps and warpgroups that take whole blocks in turn hang on the device, for a reason not found; so
+does this kernel with its parts in files of their own and its scales read before the steps. Launching
+dependents early (PDL) gains 0.8 us at 64x7168x2048 and nothing elsewhere. Three stages and a buffer for the
+whole output in place of four stages: 0.83 to 1.03 of it.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kiln.backends.cuda.primitive import Constant, CudaPrimitive, Number, Pointer, Scratch
-from kiln.ir.dtypes import BF16, F8E4M3, F16, F32, DType
+from kiln.ir.dtypes import BF16, F16, F32, DType
 
 Expr: TypeAlias = Any
 
@@ -76,18 +77,8 @@ BLOCKS = (
     Block(128, 64, 8, group=16, split=True),
     Block(64, 128, 8, group=16, split=True),
 )
-SCALED_BLOCKS = tuple(b for b in BLOCKS if not b.split or (b.m, b.n) == (128, 128))
-"""Of e4m3; the others spill, or take 8 bytes of stack."""
 TYPES = ((BF16, BF16), (BF16, F32), (F16, F16), (F16, F32))
 """Of x and weight, and of the output."""
-SCALED_OPS = ("scaled_matmul_bt", "scaled_matmul_bt_alpha")
-SCALED_TYPES = (BF16, F16)
-"""Outputs of scaled products: sums of e4m3 on these tensor cores are too short for f32."""
-
-
-def _step(scales: str) -> Expr:
-    """How far the next row's scale is: 0 where there is one for all."""
-    return ["min", ["sub", ["dim", scales], 1], 1]
 
 
 def _programs(block: Block, depth: int) -> Expr:
@@ -114,8 +105,7 @@ def _when(kind: DType, out: DType) -> Expr:
     ]
 
 
-def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer | None, ...]) -> CudaPrimitive:
-    """A candidate; `scales` are the pointers x_scale, weight_scale and bias of the kernel."""
+def _row(kind: DType, out: DType, block: Block) -> CudaPrimitive:
     depth = 128 // kind.bytes
     constants: dict[str, Constant | None] = {
         "BLOCK_M": block.m, "BLOCK_N": block.n, "BLOCK_K": depth, "STAGES": block.stages,
@@ -127,17 +117,8 @@ def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer |
         Pointer("weight", "weight", kind.name, align=16),
         Pointer("out", "out", out.name, "write", align=16),
     ]
-    steps: list[Number] = []
-    for name, scale in zip(("x_scale", "weight_scale", "bias"), scales, strict=True):
-        if scale is None:
-            constants[name] = None
-        else:
-            pointers.append(scale)
-    for name, scale, size in zip(("x_scale_step", "weight_scale_step"), scales, ("SM", "SN"), strict=False):
-        if scale is None or scale.operand != name.removesuffix("_step"):
-            constants[name] = int(scale is not None)
-        else:
-            steps.append(Number(name, "i32", _step(size)))
+    constants |= dict.fromkeys(("x_scale", "weight_scale", "bias"))
+    constants |= dict.fromkeys(("x_scale_step", "weight_scale_step"), 0)
     if block.split:
         pointers += [
             Pointer("parts", "scratch:parts", F32.name, "write", align=16),
@@ -149,10 +130,10 @@ def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer |
     strides = (Number(f"{t}_stride", "i64", ["stride", t]) for t in ("x", "weight", "out"))
     types = kind.name if kind is out else f"{kind.name}_{out.name}"
     return CudaPrimitive(
-        op=op,
+        op="matmul_bt",
         variant=f"{types}_{block.name}",
         kernel=KERNEL,
-        params=(*pointers, *numbers, *strides, *steps),
+        params=(*pointers, *numbers, *strides),
         constants=constants,
         grid=(_programs(block, depth), 1, 1),
         when=_when(kind, out),
@@ -164,24 +145,11 @@ def _row(op: str, kind: DType, out: DType, block: Block, scales: tuple[Pointer |
     )
 
 
-def _scaled(op: str, out: DType, block: Block) -> CudaPrimitive:
-    """A candidate of a product of e4m3. A bias that is not given is null."""
-    bias = Pointer("bias", "bias", out.name)
-    if op == "scaled_matmul_bt_alpha":
-        return _row(op, F8E4M3, out, block, (None, Pointer("weight_scale", "alpha", F32.name), bias))
-    x_scale, weight_scale = (Pointer(name, name, F32.name) for name in ("x_scale", "weight_scale"))
-    return _row(op, F8E4M3, out, block, (x_scale, weight_scale, bias))
-
-
 def _rows() -> Iterator[CudaPrimitive]:
     for block in BLOCKS:
         # The widest shared block spills 24 bytes when it writes f32.
         for kind, out in TYPES if not block.split or block.n < 256 else TYPES[::2]:
-            yield _row("matmul_bt", kind, out, block, (None, None, None))
-    for block in SCALED_BLOCKS:
-        for op in SCALED_OPS:
-            for out in SCALED_TYPES:
-                yield _scaled(op, out, block)
+            yield _row(kind, out, block)
 
 
 CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_rows())

@@ -102,11 +102,6 @@ ONE_ROW = (OneRow(16, 512, 4, 5), OneRow(8, 1024, 4, 6), OneRow(32, 512, 4, 4))
 RAGGED = ((TILES[0], 4), (TILES[4], 2), (TILES[7], 2), (TILES[9], 2))
 """Tiles and splits that take any K in multiples of 16, for shapes that nothing was measured for. The mask
 costs nothing that can be measured (16x4096x4096: 11.88 us, 11.95 without)."""
-FAST = ((TILES[4], 1), (TILES[4], 2), (TILES[4], 4))
-"""Tiles of e4m3 whose sums stay in the matrix units, as torch's fast accumulation and CUTLASS have them: 5 to
-15 % faster."""
-FAST_K = 16384
-"""The longest sum of random data that a matrix unit of sm_90 keeps within the contract (28672: 4.6e-3)."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +155,7 @@ def _sizes() -> tuple[Number, ...]:
     )
 
 
-def _split_k(kind: Kind, tile: Tile, split: int, even: bool = True, fast: bool = False) -> CudaPrimitive:
+def _split_k(kind: Kind, tile: Tile, split: int, even: bool = True) -> CudaPrimitive:
     step = tile.step // kind.operand.bytes
     tiles: Expr = ["mul", ["cdiv", M, tile.rows], ["cdiv", N, tile.features]]
     scales: tuple[Pointer, ...] = ()
@@ -185,7 +180,7 @@ def _split_k(kind: Kind, tile: Tile, split: int, even: bool = True, fast: bool =
             Number("x_scale_step", "i32", X_SCALE_STEP),
             Number("weight_scale_step", "i32", WEIGHT_SCALE_STEP),
         )
-        constants |= {"IMPRECISE": None if fast else PROMOTED}
+        constants |= {"IMPRECISE": PROMOTED}
     else:
         absent = ("x_scale", "weight_scale", "bias", "x_scale_step", "weight_scale_step", "IMPRECISE")
         constants |= dict.fromkeys(absent)
@@ -204,7 +199,7 @@ def _split_k(kind: Kind, tile: Tile, split: int, even: bool = True, fast: bool =
     least = max(kind.capabilities[0], tile.capabilities[0])
     return CudaPrimitive(
         op=kind.op,
-        variant=f"{kind.name}_{tile.name(step, split)}{'' if even else '_ragged'}{'_fast' if fast else ''}",
+        variant=f"{kind.name}_{tile.name(step, split)}{'' if even else '_ragged'}",
         kernel=f"{KERNELS}:split_k",
         params=(
             Pointer("x", "x", kind.operand.name, align=16),
@@ -217,8 +212,7 @@ def _split_k(kind: Kind, tile: Tile, split: int, even: bool = True, fast: bool =
         ),
         constants=constants,
         grid=(tiles if split == 1 else ["mul", tiles, split], 1, 1),
-        when=_needs(kind, 2 * tile.rows if even else tile.rows, step if even else 16)
-        + ([["le", K, FAST_K * split]] if fast else []),
+        when=_needs(kind, 2 * tile.rows if even else tile.rows, step if even else 16),
         num_warps=tile.warps,
         num_stages=tile.stages,
         scratch=scratch,
@@ -257,8 +251,6 @@ def _candidates() -> Iterator[CudaPrimitive]:
         for tile in TILES:
             yield from (_split_k(kind, tile, split) for split in tile.splits)
         yield from (_split_k(kind, tile, split, even=False) for tile, split in RAGGED)
-        if kind.scaled:
-            yield from (_split_k(kind, tile, split, fast=True) for tile, split in FAST)
 
 
 CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_candidates())
