@@ -155,13 +155,8 @@ def _sizes() -> tuple[Number, ...]:
     )
 
 
-SPILLING = 100
-
-
-def _spills(kind: Kind, tile: Tile) -> bool:
-    """Whether the largest tile of five stages takes 4 bytes of spills from sm_100 on: it does when it writes
-    another type than it reads."""
-    return (tile.rows, tile.stages) == (64, 5) and kind.out is not kind.operand
+FEW_BYTES = {"spill_stores": 16, "spill_loads": 16, "stack": 16}
+"""What kernels that write another type than they read may spill: some tiles take 4 to 8 bytes from sm_100 on."""
 
 
 def _split_k(kind: Kind, tile: Tile, split: int, even: bool = True) -> CudaPrimitive:
@@ -226,7 +221,8 @@ def _split_k(kind: Kind, tile: Tile, split: int, even: bool = True) -> CudaPrimi
         num_stages=tile.stages,
         scratch=scratch,
         min_sm=least,
-        max_sm=min(kind.capabilities[1], tile.capabilities[1], SPILLING - 1 if _spills(kind, tile) else 999),
+        max_sm=min(kind.capabilities[1], tile.capabilities[1]),
+        budget={} if kind.out is kind.operand else FEW_BYTES,
     )
 
 
