@@ -156,7 +156,7 @@ def _sizes() -> tuple[Number, ...]:
 
 
 FEW_BYTES = {"spill_stores": 16, "spill_loads": 16, "stack": 16}
-"""What kernels that write another type than they read may spill: some tiles take 4 to 8 bytes from sm_100 on."""
+"""What kernels that write another type than they read may spill: some tiles take 8 bytes from sm_100 on."""
 
 
 def _split_k(kind: Kind, tile: Tile, split: int, even: bool = True) -> CudaPrimitive:
