@@ -5,27 +5,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from kiln.runtime.dlpack import DLTensor
 from kiln.tests.runtime.test_cuda import Tensor
 
 STREAM = 0x77
 """The stream that is current."""
-
-
-class DLTensor(ctypes.Structure):
-    """DLTensor."""
-
-    _fields_: ClassVar[list[tuple[str, Any]]] = [
-        ("data", ctypes.c_uint64),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
 
 
 Read = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DLTensor))
