@@ -7,7 +7,7 @@ from kiln.runtime.arrays import CPU, View, contiguous, immutable
 from kiln.runtime.errors import ContractError
 
 
-class _Tensor(ctypes.Structure):
+class DLTensor(ctypes.Structure):
     """DLTensor: the leading part of a DLManagedTensor."""
 
     _fields_: ClassVar[list[tuple[str, Any]]] = [
@@ -33,7 +33,7 @@ class _Versioned(ctypes.Structure):
         ("manager", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", DLTensor),
     ]
 
 
@@ -99,10 +99,10 @@ def _export(x: Any, options: dict[str, Any]) -> Any:
         ) from e
 
 
-def _tensor(capsule: Any) -> tuple[_Tensor, bool]:
+def _tensor(capsule: Any) -> tuple[DLTensor, bool]:
     """The tensor of an export, and whether it must not be written."""
     if not _is_valid(capsule, b"dltensor_versioned"):
-        return _Tensor.from_address(_pointer(capsule, b"dltensor")), False
+        return DLTensor.from_address(_pointer(capsule, b"dltensor")), False
     whole = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
     if whole.major > _MAX_VERSION[0]:
         raise ContractError(

@@ -5,27 +5,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from kiln.runtime.dlpack import DLTensor
 from kiln.tests.runtime.test_cuda import Tensor
 
 STREAM = 0x77
 """The stream that is current."""
-
-
-class DLTensor(ctypes.Structure):
-    """DLTensor."""
-
-    _fields_: ClassVar[list[tuple[str, Any]]] = [
-        ("data", ctypes.c_uint64),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
 
 
 Read = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DLTensor))
@@ -62,7 +46,7 @@ def _read(x: Any, into: Any) -> int:
     x.kept = ((ctypes.c_int64 * rank)(*x.shape), (ctypes.c_int64 * rank)(*x.stride()))
     t.data, t.byte_offset, t.ndim = x.data_ptr() - 16 if x.data_ptr() else 0, 16 if x.data_ptr() else 0, rank
     t.device_type, t.device_id, t.lanes = 1 if x.is_cpu else 2, 0, 1
-    t.code, t.bits = {"bfloat16": (4, 16), "float32": (2, 32)}[x.dtype]
+    t.code, t.bits = {"bfloat16": (4, 16), "float16": (2, 16), "float32": (2, 32)}[x.dtype]
     t.shape, t.strides = x.kept
     return 0
 
@@ -93,6 +77,22 @@ class Exchanged(Tensor):
         return Exchanged(shape, dtype, ptr=2 << 20)
 
 
+class Wide(Exchanged):
+    """A tensor whose rows are part of wider ones, `step` elements apart; of a table of its own."""
+
+    __dlpack_c_exchange_api__ = capsule(TABLE)
+
+    def __init__(self, shape: tuple[int, ...], step: int, ptr: int = 1 << 20) -> None:
+        super().__init__(shape, ptr=ptr)
+        self._step = step
+
+    def stride(self) -> tuple[int, ...]:
+        return (self._step, 1)
+
+    def is_contiguous(self) -> bool:
+        return self._step == self.shape[-1]
+
+
 class Strided(Exchanged):
     """A type that derives from one C reads, which says nothing of how it is read itself."""
 
@@ -107,6 +107,7 @@ def stand_in() -> Any:
     """Something that passes for the package torch."""
     return SimpleNamespace(
         bfloat16="bfloat16",
+        float32="float32",
         empty_like=lambda x: x.new_empty(x.shape, x.dtype),
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda d: STREAM + d),
     )
