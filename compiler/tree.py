@@ -54,7 +54,7 @@ class TargetContent:
     @cached_property
     def text(self) -> bytes:
         """MANIFEST.json."""
-        return canonical_json(self.manifest)
+        return strictjson.tabular(self.manifest)
 
     @cached_property
     def digests(self) -> Mapping[str, str]:

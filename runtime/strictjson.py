@@ -8,7 +8,7 @@ memory. A manifest that two readers could understand differently is refused.
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from kiln.runtime.errors import SchemaError
@@ -76,6 +76,26 @@ def canonical(value: object) -> bytes:
     return (_canonical(value, "\n") + "\n").encode("ascii")
 
 
+def tabular(value: Mapping[str, object]) -> bytes:
+    """An object as JSON like `canonical`'s, but each entry of a table that it holds is one line without
+    spaces: a change of a kernel is one line, and manifests are a fifth smaller.
+
+    Raises:
+        ValueError: a float that JSON cannot hold.
+    """
+    items = [f"  {_quoted(k)}: {_table(value[k])}" for k in sorted(value)]
+    return ("{\n" + ",\n".join(items) + "\n}\n").encode("ascii")
+
+
+def _table(value: object) -> str:
+    if isinstance(value, dict):
+        lines = [f"    {_quoted(k)}: {_dense(value[k])}" for k in sorted(value)]
+        return "{\n" + ",\n".join(lines) + "\n  }" if lines else "{}"
+    if isinstance(value, _LISTS) and any(isinstance(v, dict) for v in value):
+        return "[\n" + ",\n".join([f"    {_dense(v)}" for v in value]) + "\n  ]"
+    return _encode(value)
+
+
 LINE = 110
 """Characters of an object on one line."""
 
@@ -118,6 +138,9 @@ def _is_plain(value: object) -> bool:
 _LISTS = (list, tuple)
 _quoted = json.encoder.encode_basestring_ascii
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True, check_circular=False).encode
+_dense = json.JSONEncoder(
+    ensure_ascii=True, allow_nan=False, sort_keys=True, check_circular=False, separators=(",", ":")
+).encode
 
 
 def _decode(data: bytes) -> str:

@@ -31,7 +31,7 @@ def choices(op: str, targets: Sequence[str] | None, database: Path | None) -> li
     declared = load_catalogs((KILN,))[op]
     found = []
     for target in targets or cuda:
-        tables = tuned.tables(known[op].rows, declared, tuned.database(op, target, database))
+        tables = tuned.tables(known[op], declared, tuned.database(op, target, database))
         for group, table in tables.items():
             found += [{"target": target, "group": group, **row} for row in _rows(table)]
     return found
@@ -62,7 +62,7 @@ def samples(op: str, target: str, candidate: str, dims: Mapping[str, int]) -> li
     if known is None:
         return []
     declared = load_catalogs((KILN,))[op]
-    for group, table in tuned.tables(known.rows, declared, tuned.database(op, target)).items():
+    for group, table in tuned.tables(known, declared, tuned.database(op, target)).items():
         if candidate not in table.candidates or not table.shapes:
             continue
         found = _deciding(table, dims)

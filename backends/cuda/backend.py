@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from kiln.backends.cuda import tuned, variants
 from kiln.backends.cuda.hosted import Hosted, hosted
 from kiln.backends.cuda.primitive import CudaPrimitive, PrimitivePlan
 from kiln.backends.cuda.schedule import Schedule, schedules
+from kiln.backends.cuda.tuned import Candidates
 from kiln.compiler import epilogue
 from kiln.compiler.backend import Job
 from kiln.compiler.catalog import OWN, Loaded, load
@@ -42,29 +43,21 @@ def own_tables() -> tuple[CudaPrimitive | PrimitivePlan, ...]:
     return (*rows, *(row for candidates in own_candidates().values() for row in candidates.rows))
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """The candidates of one op, of which a target ships those that `tuned` chooses."""
-
-    rows: tuple[CudaPrimitive, ...] = ()
-    defaults: tuple[str, ...] = ()
-    """Names, in the order in which calls that nothing else takes try them."""
-
-
 @lru_cache(maxsize=1)
 def own_candidates() -> Mapping[str, Candidates]:
-    """By op: every `CANDIDATES` and `DEFAULTS` of `variants/<family>.py`."""
+    """By op: every `CANDIDATES`, `DEFAULTS` and `GENERAL` of `variants/<family>.py`."""
     found: dict[str, Candidates] = {}
     for info in pkgutil.iter_modules(variants.__path__):
         module = importlib.import_module(f"{variants.__name__}.{info.name}")
         defaults = tuple(getattr(module, "DEFAULTS", ()))
+        general = frozenset(getattr(module, "GENERAL", defaults))
         rows: tuple[CudaPrimitive, ...] = getattr(module, "CANDIDATES", ())
         for op in dict.fromkeys(row.op for row in rows):
             own = tuple(row for row in rows if row.op == op)
             names = {row.variant for row in own}
             before = found.get(op, Candidates())
             ranked = (*before.defaults, *(n for n in defaults if n in names))
-            found[op] = Candidates((*before.rows, *own), ranked)
+            found[op] = Candidates((*before.rows, *own), ranked, before.general | general & names)
     return found
 
 
@@ -129,10 +122,10 @@ class CudaBackend:
         """The candidates that the target ships, each with its uses."""
         jobs = {job.variant: job for job in self.candidate_jobs(op.name, catalogs, target)}
         own = own_candidates()[op.name]
-        rows = [row for row in own.rows if row.variant in jobs]
+        own = replace(own, rows=tuple(row for row in own.rows if row.variant in jobs))
         known = tuned.database(op.name, target)
         old = {name for name, _ in tuned.stale(known, {v: j.inputs_digest for v, j in jobs.items()})}
-        for kernel in tuned.shipped(rows, own.defaults, op, known, old):
+        for kernel in tuned.shipped(own, op, known, old):
             uses = tuple(entry.selection() for entry in kernel.entries)
             yield replace(jobs[kernel.row.variant], selections=uses)
 

@@ -42,6 +42,18 @@ PRIORITY: Mapping[str, int] = {"shapes": 3000, "rows": 2000, "default": 1000, "o
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """The candidates of one op, of which a target ships those that some call takes."""
+
+    rows: tuple[CudaPrimitive, ...] = ()
+    defaults: tuple[str, ...] = ()
+    """Names, in the order in which calls that nothing else takes try them."""
+    general: frozenset[str] = frozenset()
+    """Of the defaults, those that ship where nothing was measured: each kernel is 20 KB in each tree, and
+    guesses are not worth that."""
+
+
+@dataclass(frozen=True)
 class Entry:
     """One manifest entry of a shipped candidate."""
 
@@ -126,46 +138,36 @@ def legal(candidates: Iterable[CudaPrimitive], target: str) -> tuple[CudaPrimiti
     return tuple(c for c in candidates if c.min_sm <= TARGETS[target].capability <= c.max_sm)
 
 
-def tables(candidates: Sequence[CudaPrimitive], op: Op, known: Database) -> dict[str, Table]:
+def tables(own: Candidates, op: Op, known: Database) -> dict[str, Table]:
     """By group: what is chosen among an op's candidates on the database's target."""
-    space = SPACES.get(op.name, Space())
     groups: dict[str, dict[str, CudaPrimitive]] = {}
-    for row in legal(candidates, known.target):
+    for row in legal(own.rows, known.target):
         groups.setdefault(group(row), {})[row.variant] = row
-    return {name: _table(name, rows, op, known, space) for name, rows in sorted(groups.items())}
+    return {name: _table(name, rows, own, op, known) for name, rows in sorted(groups.items())}
 
 
-def _table(name: str, rows: Mapping[str, CudaPrimitive], op: Op, known: Database, space: Space) -> Table:
-    basis: Basis = "measured"
+def _table(name: str, rows: Mapping[str, CudaPrimitive], own: Candidates, op: Op, known: Database) -> Table:
     points: Mapping[Shape, Costs] = costs_of(known, name, rows)
-    shapes = cover(points)
-    if not points:
-        basis, points = (
-            "model",
-            modelled(rows.values(), op, space.outline(), space.derived, TARGETS[known.target]),
-        )
-    return Table(rows, basis, op.rows, shapes, cover(over_shapes(points, op.rows)))
+    if points:
+        return Table(rows, "measured", op.rows, cover(points), cover(over_shapes(points, op.rows)))
+    space = SPACES.get(op.name, Space())
+    rows = {name: row for name, row in rows.items() if name in own.general}
+    points = modelled(rows.values(), op, space.outline(), space.derived, TARGETS[known.target])
+    return Table(rows, "model", op.rows, {}, cover(over_shapes(points, op.rows)))
 
 
-def shipped(
-    candidates: Sequence[CudaPrimitive],
-    defaults: Sequence[str],
-    op: Op,
-    known: Database,
-    old: Collection[str] = (),
-) -> tuple[Shipped, ...]:
+def shipped(own: Candidates, op: Op, known: Database, old: Collection[str] = ()) -> tuple[Shipped, ...]:
     """The candidates that a target ships: those chosen somewhere, and the defaults.
 
     Args:
-        candidates: the op's.
-        defaults: names, in the order in which calls that nothing else takes try them.
+        own: the op's.
         op: the op.
         known: what was measured.
         old: candidates whose samples are stale: the choice stands, and is marked.
     """
     found: list[Shipped] = []
-    for table in tables(candidates, op, known).values():
-        ranked = [n for n in defaults if n in table.candidates]
+    for table in tables(own, op, known).values():
+        ranked = [n for n in own.defaults if n in table.candidates]
         for name in sorted(table.chosen | set(ranked)):
             row = table.candidates[name]
             basis = "stale" if table.basis == "measured" and name in old else table.basis

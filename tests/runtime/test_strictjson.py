@@ -6,7 +6,7 @@ import time
 import pytest
 
 from kiln.runtime.errors import SchemaError
-from kiln.runtime.strictjson import MAX_DEPTH, canonical, parse
+from kiln.runtime.strictjson import MAX_DEPTH, canonical, parse, tabular
 
 BAD = {
     "not json": (b"hello", "not JSON"),
@@ -89,3 +89,16 @@ def test_canonical_is_one_form() -> None:
     assert canonical(parse(data, "x")) == data
     with pytest.raises(ValueError, match="JSON"):
         canonical(float("nan"))
+
+
+def test_entries_of_tables_are_lines() -> None:
+    value = {"t": [{"b": [1, {"x": 2}], "a": "é"}, {}], "n": 1, "o": {"k": {"v": None}}, "e": {}, "f": [1, 2]}
+    data = tabular(value)
+    assert data.decode().splitlines() == [
+        "{", '  "e": {},', '  "f": [1, 2],', '  "n": 1,', '  "o": {', '    "k": {"v":null}', "  },",
+        '  "t": [', '    {"a":"\\u00e9","b":[1,{"x":2}]},', "    {}", "  ]", "}",
+    ]  # fmt: skip
+    assert parse(data, "x") == value
+    assert data.endswith(b"}\n")
+    with pytest.raises(ValueError, match="JSON"):
+        tabular({"t": [{"a": float("inf")}]})

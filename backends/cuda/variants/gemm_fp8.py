@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kiln.backends.cuda.primitive import Constant, CudaPrimitive, Number, Pointer, Scratch, Unit
-from kiln.ir.dtypes import BF16, F8E4M3, F16, F32, I8, I32, U8
+from kiln.ir.dtypes import BF16, F8E4M3, F16, F32, I8, I32, U8, DType
 from kiln.ir.spec import Contract
 
 Expr: TypeAlias = Any
@@ -276,14 +276,20 @@ def _hopper(out: str, rows: int, columns: int, stages: int, group: int) -> CudaP
     )  # fmt: skip
 
 
+def _tiles_for(out: DType, many: tuple[Tile, ...], few: tuple[Tile, ...] = FEW) -> tuple[Tile, ...]:
+    """bf16 outputs have kernels for few rows, and one for operands that are no multiples of 16: peers take
+    such operands for no output."""
+    return (*few, *many) if out is BF16 else tuple(t for t in many if t.aligned)
+
+
 def _tiles() -> Iterator[CudaPrimitive | None]:
-    """Tiles of every op that has no block scales: bf16 with buckets of rows, other outputs without."""
+    """Tiles of every op that has no block scales."""
     ops = {"scaled_matmul_bt": ("f8e4m3", "via_f16"), "scaled_matmul_bt_alpha": ("f8e4m3", "via_f16")}
     for op, kinds in {**ops, "scaled_matmul_bt_int8": ("i8",)}.items():
         for kind in kinds:
             for out in OUTPUTS:
                 many = INTEGER_MANY if kind == "i8" else MANY
-                for tile in (*(FEW if out is BF16 else ()), *many):
+                for tile in _tiles_for(out, many):
                     yield _tile(op, kind, out.name, tile)
 
 
@@ -295,7 +301,7 @@ def _blocks() -> Iterator[CudaPrimitive | None]:
             for block, splits, warps, stages in SPLIT_TILES if out is BF16 and kind == "f8e4m3" else ():
                 for split in splits:
                     yield _split(kind, out.name, block, split, warps, stages)
-            for tile in (*(FEW[2:] if out is BF16 else ()), *BLOCK_MANY):
+            for tile in _tiles_for(out, BLOCK_MANY, FEW[2:]):
                 yield _block(kind, out.name, tile)
 
 
@@ -311,3 +317,5 @@ DEFAULTS: tuple[str, ...] = (
     *dict.fromkeys(r.variant for r in CANDIDATES if "_split" not in r.variant and "_tma_" not in r.variant),
 )
 """What runs shapes that nothing was measured for: what is for few rows first."""
+GENERAL = tuple(name for name in DEFAULTS if name != "bf16_split4_m32_n64_w4_s6")
+"""Of these, what ships where nothing was measured."""

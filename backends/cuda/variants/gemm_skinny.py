@@ -222,7 +222,7 @@ def _split_k(kind: Kind, tile: Tile, split: int, even: bool = True) -> CudaPrimi
         scratch=scratch,
         min_sm=least,
         max_sm=min(kind.capabilities[1], tile.capabilities[1]),
-        budget={} if kind.out is kind.operand else FEW_BYTES,
+        budget={} if kind.scaled or kind.out is kind.operand else FEW_BYTES,
     )
 
 
@@ -263,3 +263,13 @@ DEFAULTS: tuple[str, ...] = tuple(
     c.variant for c in CANDIDATES if c.kernel.endswith(":one_row") or not c.constants["EVEN_K"]
 )
 """What runs few rows of a shape that nothing was measured for."""
+GENERAL: tuple[str, ...] = (
+    "bf16_onerow_n16_k256_w4s5",
+    "bf16_splitk_n64_m8_k128_w4s4x4_ragged",
+    "bf16_splitk_n64_m16_k128_w4s5x2_ragged",
+    "f16_splitk_n64_m16_k128_w4s5x2_ragged",
+    "f8e4m3_bf16_splitk_n64_m8_k256_w4s4x4_ragged",
+    "f8e4m3_bf16_splitk_n64_m16_k256_w4s5x2_ragged",
+    "f8e4m3_f16_splitk_n64_m16_k256_w4s5x2_ragged",
+)
+"""Of these, what ships where nothing was measured."""

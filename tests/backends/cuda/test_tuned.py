@@ -23,6 +23,7 @@ from kiln.recipes.gemm import MATMUL_BT
 from kiln.recipes.tuning import SPACES
 from kiln.runtime.expr import Env, parse_pred, why_not
 
+OWN = tuned.Candidates(gemm.CANDIDATES, gemm.DEFAULTS, frozenset(gemm.DEFAULTS))
 GROUP = "out=bf16 weight=bf16 x=bf16"
 DIGEST = "a" * 64
 SIZE = {"N": 4096, "K": 4096}
@@ -40,7 +41,7 @@ def measured(*rows: tuple[int, dict[str, float]], **size: int) -> Database:
 
 
 def entries(known: Database, op: Op = MATMUL_BT) -> dict[str, tuned.Entry]:
-    shipped = tuned.shipped(gemm.CANDIDATES, gemm.DEFAULTS, op, known)
+    shipped = tuned.shipped(OWN, op, known)
     return {entry.variant: entry for kernel in shipped for entry in kernel.entries}
 
 
@@ -105,12 +106,13 @@ def test_samples_of_a_candidate_that_is_gone_choose_nothing() -> None:
 def test_candidates_that_nothing_chooses_are_not_shipped() -> None:
     extra = replace(gemm.CANDIDATES[0], variant="bf16_extra", constants={})
     known = measured((1, {"bf16_extra": 9.0, "bf16_m16": 5.0}))
-    shipped = tuned.shipped((*gemm.CANDIDATES, extra), gemm.DEFAULTS, MATMUL_BT, known)
+    own = replace(OWN, rows=(*gemm.CANDIDATES, extra))
+    shipped = tuned.shipped(own, MATMUL_BT, known)
     assert "bf16_extra" not in [kernel.row.variant for kernel in shipped]
     known = measured((1, {"bf16_extra": 4.0, "bf16_m16": 5.0}))
-    shipped = tuned.shipped((*gemm.CANDIDATES, extra), gemm.DEFAULTS, MATMUL_BT, known)
-    own = next(kernel for kernel in shipped if kernel.row is extra)
-    assert [(e.variant, e.priority) for e in own.entries] == [
+    shipped = tuned.shipped(own, MATMUL_BT, known)
+    kernel = next(kernel for kernel in shipped if kernel.row is extra)
+    assert [(e.variant, e.priority) for e in kernel.entries] == [
         ("bf16_extra.shapes", 3000), ("bf16_extra.rows", 2000), ("bf16_extra", 0),
     ]  # fmt: skip
 
@@ -120,8 +122,7 @@ def test_candidates_that_nothing_chooses_are_not_shipped() -> None:
 def test_every_extent_hits_a_shipped_variant(target: str, dtype: str) -> None:
     """With the repository's own database and every candidate."""
     own = own_candidates()["matmul_bt"]
-    rows = tuned.legal(own.rows, target)
-    kernels = tuned.shipped(rows, own.defaults, MATMUL_BT, tuned.database("matmul_bt", target))
+    kernels = tuned.shipped(own, MATMUL_BT, tuned.database("matmul_bt", target))
     found = {entry.variant: entry for kernel in kernels for entry in kernel.entries}
     assert {kernel.row.variant for kernel in kernels} == {v for v in found if "." not in v}
     for m in range(1, 130):
@@ -136,7 +137,9 @@ def test_where_a_kernel_is_used_leaves_its_inputs_alone(monkeypatch: pytest.Monk
     known = measured((1, {"bf16_m16": 9.0, "bf16_m64": 5.0}))
     monkeypatch.setattr(tuned, "database", lambda op, target: known)
     again = {j.variant: j for j in backend.plan(ops, ("kiln.recipes",), "sm_90a")}
-    assert {v: j.inputs_digest for v, j in again.items()} == {v: j.inputs_digest for v, j in plain.items()}
+    both = again.keys() & plain.keys()
+    assert both >= set(gemm.DEFAULTS)
+    assert [again[v].inputs_digest for v in both] == [plain[v].inputs_digest for v in both]
     assert again["bf16_m64"].selections != plain["bf16_m64"].selections
     assert again["bf16_m64"].selections[0]["tuned"] == "stale"  # of inputs that are not its own
     bundle = {j.variant: j for j in backend.candidate_jobs("matmul_bt", ("kiln.recipes",), "sm_90a")}
@@ -175,7 +178,7 @@ def test_a_database_under_another_name_is_refused(tmp_path: Path) -> None:
 
 def test_the_model_prefers_small_tiles_for_few_rows() -> None:
     for target in ("sm_80", "sm_90a", "sm_121a"):
-        table = tuned.tables(gemm.CANDIDATES, MATMUL_BT, Database("matmul_bt", target))[GROUP]
+        table = tuned.tables(OWN, MATMUL_BT, Database("matmul_bt", target))[GROUP]
         by_rows = {dict(s)["M"]: c.candidate for s, c in table.rows.items()}
         assert by_rows[1] == "bf16_m16"
         assert by_rows[4096] == "bf16_any"
@@ -209,3 +212,12 @@ def test_two_processes_select_the_same_variants() -> None:
         answers.append(json.loads(made.stdout))
     assert answers[0] == answers[1]
     assert len(set(answers[0])) > 1
+
+
+def test_targets_that_nobody_measured_ship_general_defaults_alone() -> None:
+    own = replace(OWN, general=frozenset({"bf16_m64", "bf16_any", "bf16_any_unaligned"}))
+    names = {k.row.variant for k in tuned.shipped(own, MATMUL_BT, Database("matmul_bt", "sm_120a"))}
+    assert names == own.general
+    known = measured((1, {"bf16_m16": 5.0, "bf16_m64": 6.0}))
+    names = {k.row.variant for k in tuned.shipped(own, MATMUL_BT, known)}
+    assert {"bf16_m16", "bf16_m64"} <= names
