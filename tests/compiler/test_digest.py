@@ -64,6 +64,19 @@ def test_modules_of_the_package_are_followed(package: Write) -> None:
     assert _closure("digested.kernels") == ["leaf.py", "helpers.py", "kernels.py"]
 
 
+def test_no_module_is_imported(package: Write) -> None:
+    package(
+        digested__kernels="from digested.helpers import f\nfrom strange.ones import g\n",
+        digested__helpers="from digested.deep import leaf\nimport digested.broken\n",
+        digested__deep__leaf="",
+        digested__broken="1 / 0",
+        strange__ones="",
+    )
+    assert _closure("digested.kernels") == ["broken.py", "leaf.py", "helpers.py", "kernels.py"]
+    found = {m for m in sys.modules if m.partition(".")[0] in ("digested", "strange")}
+    assert found == {"digested", "digested.deep"}  # packages
+
+
 def test_what_is_taken_from_the_package_itself_counts(package: Write, tmp_path: Path) -> None:
     package(digested__kernels="from digested import SIZE\n", digested__other="")
     (tmp_path / "digested" / "__init__.py").write_text("SIZE = 3\n")
