@@ -19,12 +19,19 @@ def faults(m: Manifest) -> Iterator[str]:
     yield from _cycle_faults(m)
     for name, sig in m.ops.items():
         yield from (f"op {name}: {f}" for f in _signature_faults(sig))
+    sound: set[tuple[object, ...]] = set()
     for k in m.kernels:
         where = f"kernel {k.op}.{k.variant}"
         if k.op not in m.ops:
             yield f"{where}: its op is not declared; expected one of the manifest's ops."
             continue
-        yield from (f"{where}: {f}" for f in _kernel_faults(k, m.ops[k.op], m.target))
+        # Kernels of an op mostly share these, as `fields.once` reads them.
+        looked_at = (k.op, *map(id, (k.when, k.grid, k.scratch, k.params, k.isa)))
+        if looked_at not in sound:
+            found = [f"{where}: {f}" for f in _kernel_faults(k, m.ops[k.op], m.target)]
+            yield from found
+            if not found:
+                sound.add(looked_at)
     for p in m.recipes:
         where = f"plan {p.op}.{p.variant}"
         if p.op not in m.ops:
