@@ -25,7 +25,6 @@ from kiln.compiler.catalog import OWN, Loaded, load
 from kiln.compiler.digest import core_sources, inputs_digest, module_closure, package_version
 from kiln.compiler.plan import plan_json, variant_name
 from kiln.compiler.target import TARGETS
-from kiln.ir.record import expressible
 from kiln.ir.spec import Op, Ship
 
 RUNNER = "kiln.backends.cuda.compile:run"
@@ -104,11 +103,11 @@ class CudaBackend:
         jobs = [
             job
             for op in ops.values()
-            if expressible(op)
+            if op.name in loaded.expressible
             for job in self._generated(op, loaded, target, tools)
         ]
         for op in ops.values():
-            if op.body is not None and not expressible(op):
+            if op.body is not None and op.name not in loaded.expressible:
                 jobs += self._hosted(op, loaded, target, tools)
         capability = TARGETS[target].capability
         competing = {id(row) for own in own_candidates().values() for row in own.rows}
