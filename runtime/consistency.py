@@ -2,6 +2,7 @@
 role."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from kiln.runtime.entities import Kernel, Like, Manifest, Plan, Signature
@@ -19,19 +20,12 @@ def faults(m: Manifest) -> Iterator[str]:
     yield from _cycle_faults(m)
     for name, sig in m.ops.items():
         yield from (f"op {name}: {f}" for f in _signature_faults(sig))
-    sound: set[tuple[object, ...]] = set()
     for k in m.kernels:
         where = f"kernel {k.op}.{k.variant}"
         if k.op not in m.ops:
             yield f"{where}: its op is not declared; expected one of the manifest's ops."
             continue
-        # Kernels of an op mostly share these, as `fields.once` reads them.
-        looked_at = (k.op, *map(id, (k.when, k.grid, k.scratch, k.params, k.isa)))
-        if looked_at not in sound:
-            found = [f"{where}: {f}" for f in _kernel_faults(k, m.ops[k.op], m.target)]
-            yield from found
-            if not found:
-                sound.add(looked_at)
+        yield from (f"{where}: {f}" for f in _kernel_faults(k, m.ops[k.op], m.target))
     for p in m.recipes:
         where = f"plan {p.op}.{p.variant}"
         if p.op not in m.ops:
@@ -84,10 +78,16 @@ def _is_output(sig: Signature, name: str) -> bool:
 def _name_faults(tree: Expr | Pred, sig: Signature, where: str) -> Iterator[str]:
     if type(tree) is not tuple:
         return
-    for head, name in names_in(tree):
+    for head, name in _names(tree):
         kind = head if head in sig.names else "operand"
         if name not in sig.names[kind]:
             yield f"{where} names {name!r}, which is no {kind} of the op."
+
+
+@lru_cache(maxsize=4096)
+def _names(tree: Expr | Pred) -> tuple[tuple[str, str], ...]:
+    """The names in an expression; most kernels of a tree share theirs with others."""
+    return tuple(dict.fromkeys(names_in(tree)))
 
 
 def _kernel_faults(k: Kernel, sig: Signature, target: str) -> Iterator[str]:
