@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,10 @@ _MAX_THREADS, _REQNTID = 0x05, 0x10
 _FRAME_SIZE, _MIN_STACK, _KPARAM, _CBANK_SIZE = 0x11, 0x12, 0x17, 0x19
 _REGCOUNT, _CTA_PER_CLUSTER, _KPARAM_V2, _NUM_BARRIERS = 0x2F, 0x3D, 0x45, 0x4C
 _ACCELERATOR = 0x09
+_OF_SYMBOLS = frozenset({_REGCOUNT, _FRAME_SIZE, _MIN_STACK})
+_PARAMS = frozenset({_KPARAM, _KPARAM_V2})
+_SHAPES = frozenset({_REQNTID, _MAX_THREADS, _CTA_PER_CLUSTER})
+_OF_KERNELS = _PARAMS | _SHAPES | {_CBANK_SIZE, _NUM_BARRIERS}
 _NOTE_CUINFO, _NOTE_TKINFO = 1000, 2000
 _VENDOR = b"NVIDIA Corp\0"
 
@@ -123,8 +127,8 @@ def read_cubin(data: bytes) -> Cubin:
     return Cubin(sm, suffix, elf.abi_version, toolkit, _read_kernels(elf, sm), elf)
 
 
-def _attributes(elf: Elf, section: Section) -> Iterator[_Attr]:
-    """The format/attribute/value records of a `.nv.info`-like section."""
+def _attributes(elf: Elf, section: Section, wanted: Set[int]) -> Iterator[_Attr]:
+    """The records of a `.nv.info`-like section that are of the attributes `wanted`; all are checked."""
     body, at = elf.body(section), 0
     while at < len(body):
         if at + 4 > len(body):
@@ -139,7 +143,8 @@ def _attributes(elf: Elf, section: Section) -> Iterator[_Attr]:
             if len(payload) != small:
                 refuse(f"a record of section {section.name!r} has {small} bytes, {len(payload)} are left")
             at += small
-        yield attr, small, payload
+        if attr in wanted:
+            yield attr, small, payload
 
 
 def _architecture(elf: Elf, old: bool) -> tuple[int, str]:
@@ -152,9 +157,8 @@ def _architecture(elf: Elf, old: bool) -> tuple[int, str]:
     sm = elf.flags & 0xFF if old else elf.flags >> 8 & 0xFF
     compat = elf.find(".nv.compat")
     if compat is not None:
-        for attr, small, _ in _attributes(elf, compat):
-            if attr == _ACCELERATOR:
-                accelerated = accelerated or bool(small & 0xFF)
+        for _, small, _ in _attributes(elf, compat, {_ACCELERATOR}):
+            accelerated = accelerated or bool(small & 0xFF)
     suffix = "a" if accelerated else ""
     told = re.search(r"-arch[ =]sm_(\d{1,4})([af]?)(?![0-9a-z])", _tool_strings(elf)[1])
     if told is not None:
@@ -234,15 +238,14 @@ def _per_symbol(elf: Elf, count: int) -> dict[tuple[int, int], int]:
     if section is None:
         refuse("there is no section '.nv.info', which holds register counts")
     out: dict[tuple[int, int], int] = {}
-    for attr, _, payload in _attributes(elf, section):
-        if attr in (_REGCOUNT, _FRAME_SIZE, _MIN_STACK):
-            if len(payload) != _SYMBOL_VALUE.size:
-                refuse(f"attribute {attr:#x} has {len(payload)} bytes, expected {_SYMBOL_VALUE.size}")
-            symbol, value = _SYMBOL_VALUE.unpack(payload)
-            if symbol >= count:
-                refuse(f"attribute {attr:#x} is of symbol {symbol}, but there are {count}")
-            if out.setdefault((attr, symbol), value) != value:
-                refuse(f"attribute {attr:#x} of symbol {symbol} is given twice")
+    for attr, _, payload in _attributes(elf, section, _OF_SYMBOLS):
+        if len(payload) != _SYMBOL_VALUE.size:
+            refuse(f"attribute {attr:#x} has {len(payload)} bytes, expected {_SYMBOL_VALUE.size}")
+        symbol, value = _SYMBOL_VALUE.unpack(payload)
+        if symbol >= count:
+            refuse(f"attribute {attr:#x} is of symbol {symbol}, but there are {count}")
+        if out.setdefault((attr, symbol), value) != value:
+            refuse(f"attribute {attr:#x} of symbol {symbol} is given twice")
     return out
 
 
@@ -263,10 +266,10 @@ def _read_kernel(
     params: list[CubinParam] = []
     shapes: dict[int, tuple[int, int, int]] = {}
     param_bytes, barriers = 0, text.flags >> 20 & 0x7F
-    for attr, small, payload in _attributes(elf, info):
-        if attr in (_KPARAM, _KPARAM_V2):
+    for attr, small, payload in _attributes(elf, info, _OF_KERNELS):
+        if attr in _PARAMS:
             params.append(_read_param(name, attr, payload))
-        elif attr in (_REQNTID, _MAX_THREADS, _CTA_PER_CLUSTER):
+        elif attr in _SHAPES:
             if len(payload) != _TRIPLE.size:
                 refuse(f"kernel {name!r}: attribute {attr:#x} has {len(payload)} bytes, expected 12")
             shape = _TRIPLE.unpack(payload)
@@ -274,7 +277,7 @@ def _read_kernel(
                 refuse(f"kernel {name!r}: attribute {attr:#x} is given twice, {shapes[attr]} and {shape}")
         elif attr == _CBANK_SIZE:
             param_bytes = small
-        elif attr == _NUM_BARRIERS:
+        else:
             barriers = small & 0xFF
     return CubinKernel(
         name=name,

@@ -8,7 +8,7 @@ ranks candidates; it predicts no time. Choices that rest on it are marked `model
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -107,11 +107,18 @@ def modelled(
     known = [model for row in rows if (model := Model.of(row)) is not None]
     calls = tuple(map(shape_key, shapes)) if known else ()
     dense = _dense(op, derived)
-    runs = [(m, _admitted(dense, calls, json.dumps(m.row.when), tuple(m.types.items()))) for m in known]
+    runs = [
+        (
+            m.row.variant,
+            _timer(m, target),
+            _admitted(dense, calls, json.dumps(m.row.when), tuple(m.types.items())),
+        )
+        for m in known
+    ]
     found = {}
     for i, call in enumerate(calls):
         shape = dict(call)
-        if costs := {m.row.variant: _seconds(m, shape, target) for m, admits in runs if admits[i]}:
+        if costs := {name: seconds(shape) for name, seconds, admits in runs if admits[i]}:
             found[call] = costs
     return found
 
@@ -156,27 +163,34 @@ def _envs(dense: str, calls: tuple[Shape, ...]) -> tuple[Env, ...]:
     return tuple(envs)
 
 
-def _seconds(model: Model, shape: Mapping[str, int], target: Target) -> float:
+def _timer(model: Model, target: Target) -> Callable[[Mapping[str, int]], float]:
+    """Seconds of a candidate on a target, by shape."""
     machine, row = MACHINES[target.name], model.row
     first = next(p for p in row.params if isinstance(p, Pointer))
     size = DTYPES[first.dtype].bytes
-    programs = ceil(shape["M"] / model.m) * ceil(shape["N"] / model.n) * model.split
-    inner = shape["K"] / model.split
     staged = (model.m + model.n) * model.k * size
     stages = max(row.num_stages, 1)
     fit = min(machine.threads // (32 * row.num_warps), target.max_shared // max(staged * stages, 1), 8)
-    resident = max(1, min(fit, ceil(programs / machine.units)))
-    waves = ceil(programs / (machine.units * resident))
-    busy = min(machine.units, programs)
     peak = {1: 2 * machine.tensor, 2: machine.tensor}.get(size, machine.single) / machine.units
-    arithmetic = 2 * model.m * model.n * inner * resident / (peak * _efficiency(model))
-    in_flight = resident * max(stages - 1, 1) * staged
-    per_unit = min(in_flight / LATENCY, L2_OVER_MEMORY * machine.bandwidth / busy)
-    loads = resident * (model.m + model.n) * inner * size / per_unit * (1 if first.hinted else UNALIGNED)
-    least = (shape["N"] + shape["M"]) * shape["K"] * size / machine.bandwidth
-    partials = 2 * F32.bytes * programs * model.m * model.n if model.split > 1 else 0
-    summed = ARRIVAL * (model.split > 1) + partials / (L2_OVER_MEMORY * machine.bandwidth)
-    return LAUNCH + summed + max(waves * max(arithmetic, loads), least)
+    reached = peak * _efficiency(model)
+    unaligned = 1 if first.hinted else UNALIGNED
+
+    def seconds(shape: Mapping[str, int]) -> float:
+        programs = ceil(shape["M"] / model.m) * ceil(shape["N"] / model.n) * model.split
+        inner = shape["K"] / model.split
+        resident = max(1, min(fit, ceil(programs / machine.units)))
+        waves = ceil(programs / (machine.units * resident))
+        busy = min(machine.units, programs)
+        arithmetic = 2 * model.m * model.n * inner * resident / reached
+        in_flight = resident * max(stages - 1, 1) * staged
+        per_unit = min(in_flight / LATENCY, L2_OVER_MEMORY * machine.bandwidth / busy)
+        loads = resident * (model.m + model.n) * inner * size / per_unit * unaligned
+        least = (shape["N"] + shape["M"]) * shape["K"] * size / machine.bandwidth
+        partials = 2 * F32.bytes * programs * model.m * model.n if model.split > 1 else 0
+        summed = ARRIVAL * (model.split > 1) + partials / (L2_OVER_MEMORY * machine.bandwidth)
+        return LAUNCH + summed + max(waves * max(arithmetic, loads), least)
+
+    return seconds
 
 
 def _efficiency(model: Model) -> float:
