@@ -34,6 +34,7 @@ BAD = {
     "duplicate escaped": (rb'{"a": 1, "\u0061": 1}', "'a' stands twice"),
     "duplicate inside": (b'[{"x": {"a": 1, "a": 2}}]', "'a' stands twice"),
     "duplicate after spaces": (b'{"a" : 1, "a"\t:\n1}', "'a' stands twice"),
+    "duplicate made up for by a string": (rb'{"a" :1,"a" :"\":"}', "'a' stands twice"),
     "duplicate beside colons in strings": (rb'{"a": "\":", "a": ":"}', "'a' stands twice"),
     "duplicate of a field that is empty": (b'{"a":{},"a":{}}', "'a' stands twice"),
     "nan": (b"[NaN]", "NaN"),
