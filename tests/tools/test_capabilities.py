@@ -14,7 +14,8 @@ from kiln.tools.trees import read_tree
 TARGETS = ("sm_90a", "cpu-x86_64")
 FP8, SCRATCH = "FIX-FP8-PLAN-CAPTURE", "KERNEL-GDN-SCRATCH"
 CPU, WIDE = "KERNEL-GEMM-CPU-ELEM", "KERNEL-GEMM-CPU-ELEM-X86WIDE"
-SSE2, AVX2 = ({"tier": t, "features": []} for t in ("x86-64", "x86-64-v3"))
+SSE2: dict[str, Any] = {"tier": "x86-64", "features": []}
+AVX2: dict[str, Any] = {"tier": "x86-64-v3", "features": []}
 CHUNK = "gated_delta_rule_chunk_state"
 
 
