@@ -80,3 +80,9 @@ CAPABILITIES: dict[str, str] = {
 }
 """Rows without ops of their own: what carries kernels of other rows, or is a backend's or tier's part of
 them; proved by those kernels (`kiln.tools.capabilities`)."""
+
+LACKING: dict[str, str] = {
+    "KERNEL-ROPE-QKNORM": "MRoPE, insertion into the KV cache",
+    "KERNEL-SSM-MAMBA": "selective scan, SSD",
+}
+"""What a row's title names and its ops do not cover yet: the row's state is that of the ops it has."""
