@@ -65,6 +65,9 @@ def side_of(name: str) -> str:
 
 def _source(name: str) -> Path | None:
     """The Python file of a module; None if it has none, or there is no such module."""
+    above = name.rpartition(".")[0]
+    if above and (file := _source(above)) is not None and file.name != "__init__.py":
+        return None  # a module holds no modules; to ask for one would run it
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

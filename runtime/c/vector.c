@@ -91,7 +91,7 @@ static void set_dims(vector *v, int64_t filler) {
   const op_signature *sig = v->sig;
   for (uint32_t i = 0; i < sig->dim_count; i++) {
     v->dims[i] = filler;
-    for (uint32_t j = 0; j < v->kernel->selftest_count; j++)
+    for (uint32_t j = 0; j < v->kernel->selftest_count && !v->small; j++)
       if (strcmp(v->kernel->selftest_shape[j].key, sig->dims[i]) == 0) v->dims[i] = v->kernel->selftest_shape[j].value;
     v->dims[i] = within(&v->dim_limits[i], v->dims[i]);
     v->known[i] = true;
@@ -194,8 +194,11 @@ static bool search(vector *v, work *w) {
   static const int64_t fillers[] = {4, 3, 8, 16, 64, 128, 256, 1, 2};
   enum { MOST = 256 };
   for (int tried = 0; tried < MOST; tried++) {
-    for (size_t i = 0; i < sizeof fillers / sizeof *fillers; i++)
-      if (fits(v, fillers[i], w)) return true;
+    for (int small = 0; small < 2; small++) /* the vector's own extents can be too big for operands of many dims */
+      for (size_t i = 0; i < sizeof fillers / sizeof *fillers; i++) {
+        v->small = small;
+        if (fits(v, fillers[i], w)) return true;
+      }
     if (!next_attrs(v)) return false;
   }
   return false;

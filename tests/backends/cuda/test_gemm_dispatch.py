@@ -73,7 +73,7 @@ def test_other_types(products: Library, kind: str, out: str, want: str | None) -
 def test_the_out_type_is_xs_unless_it_is_given(products: Library) -> None:
     found = products.explain("matmul_bt", x=_view((4, 64), "bf16"), weight=_view((32, 64), "bf16")).chosen
     assert found is not None
-    assert found.variant.startswith("bf16_m")
+    assert found.variant.startswith("bf16_splitk_")
 
 
 def test_two_types_have_no_kernel(products: Library) -> None:
