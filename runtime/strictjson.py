@@ -71,7 +71,7 @@ def canonical(value: object) -> bytes:
 
 def tabular(value: Mapping[str, object]) -> bytes:
     """An object as JSON like `canonical`'s, but each entry of a table that it holds is one line without
-    spaces: a change of a kernel is one line, and manifests are a fifth smaller.
+    spaces: a change of a kernel is one line, and manifests are a quarter smaller.
 
     Raises:
         ValueError: a float that JSON cannot hold.
