@@ -26,7 +26,7 @@ ALIGN = 256
 _INTEGERS = ("i16", "i32", "u32", "i64")
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _CODES = 0xBB
-"""Bits of random bytes that are kept: as an FP8 code, none is above 2, so that sums of products fit in f16."""
+"""Bits of random bytes that are kept: as an FP8 code, none is above 2, and sums of products fit in f16."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,12 @@ def test_bf16(products: Library, m: int, n: int, k: int, out: str, want: str) ->
 
 @pytest.mark.parametrize(
     ("kind", "out", "want"),
-    [("f16", "f16", "f16_any"), ("f32", "f32", "f32_any"), ("f16", "f32", "f16_f32_any"), ("f32", "bf16", None)],
+    [
+        ("f16", "f16", "f16_any"),
+        ("f32", "f32", "f32_any"),
+        ("f16", "f32", "f16_f32_any"),
+        ("f32", "bf16", None),
+    ],
 )
 def test_other_types(products: Library, kind: str, out: str, want: str | None) -> None:
     assert _chosen(products, "matmul_bt", 3, 64, 64, out, kind) == want
