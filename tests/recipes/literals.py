@@ -77,6 +77,16 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "5": ("padding",),
         "6": ("heads",),
     },
+    "gdn_replay": {
+        "1": ("1", "2", "4", "8", "16"),
+        "2": ("plain",),
+        "3": ("hand",),
+        "4": ("forced",),
+        "5": ("apart",),
+        "6": ("reuse",),
+        "7": ("padding",),
+        "8": ("heads",),
+    },
     "gdn_chunk": {
         "1": ("recurrence", "parts"),
         "7": ("chunks",),
@@ -90,7 +100,7 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 fusion: KERNEL-FUSION-FRAMEWORK, act: KERNEL-EW-NORM-ACT, quant: KERNEL-EW-NORM-QUANT,
 gemm: KERNEL-GEMM-BF16, gemm_fp8: KERNEL-GEMM-FP8, topk: KERNEL-TOPK-PAIRS, gdn: KERNEL-GDN-PACKED-DECODE,
-gdn_chunk: KERNEL-GDN-AOT-BF16, ssm: KERNEL-SSM-MAMBA.
+gdn_replay: KERNEL-GDN-REPLAYSSM, gdn_chunk: KERNEL-GDN-AOT-BF16, ssm: KERNEL-SSM-MAMBA.
 """
 
 

@@ -13,6 +13,7 @@ from kiln.tests.recipes import (
     test_fusion,
     test_gdn,
     test_gdn_chunk,
+    test_gdn_replay,
     test_gemm,
     test_gemm_fp8,
     test_norm,
@@ -24,7 +25,7 @@ from kiln.tests.recipes.literals import checked, expected, literal
 
 MODULES = (
     test_interpret, test_activation, test_fusion, test_gemm, test_gemm_fp8, test_norm, test_quant, test_topk,
-    test_gdn, test_gdn_chunk, test_ssm,
+    test_gdn, test_gdn_chunk, test_gdn_replay, test_ssm,
 )  # fmt: skip
 
 
