@@ -24,7 +24,6 @@ WINDOW = 16
 """Steps from one write of the state to the next. State and ring traffic together are least at
 sqrt(4 HV V K / (HV V + 2 H K)): 16.0 for 32 value heads, 17.5 for 48."""
 T = DTypeVar("T", (BF16, F16, F32))
-P = DTypeVar("P", (F32, BF16, F16))
 R = DTypeVar("R", (F32, BF16))
 O = DTypeVar("O", (BF16, F16, F32))  # noqa: E741  the output's type
 
@@ -81,8 +80,8 @@ def replay_step(
     value_dim: int = 128,
     qk_l2norm: bool = True,
 ) -> tuple[Array, ...]:
-    """(out f64, state, ring_d, ring_k, ring_g): one step of every row in float64 but for the gates' f32. State
-    and rings are copies in the types that they have, f64 too."""
+    """(out f64, state, ring_d, ring_k, ring_g): one step of every row in float64 but for the gates' f32.
+    State and rings are copies in the types that they have, f64 too."""
     rows, value_heads = a.shape
     split, repeat = heads * key_dim, value_heads // heads
     wide = mixed_qkv.astype(np.float64)
@@ -140,11 +139,9 @@ def _domain(
 
 
 def _ships() -> tuple[Ship, ...]:
-    common = ((BF16, F32, F32), (BF16, F32, BF16))
-    rare = ((BF16, BF16, F32), (BF16, BF16, BF16), (F16, F32, F32), (F32, F32, F32))
     return tuple(
-        Ship({"T": t, "P": p, "R": r, "O": t}, absent=absent, rare=(t, p, r) in rare)
-        for t, p, r in (*common, *rare)
+        Ship({"T": t, "R": r, "O": t}, absent=absent, rare=t is F32)
+        for t, r in ((BF16, F32), (BF16, BF16), (F32, F32))
         for absent in (("force_flush",), ())
     )
 
@@ -158,7 +155,8 @@ REPLAY_DECODE = Op(
         Tensor("a", T, ("B", "HV"), doc="decay, before its bias"),
         Tensor("b", T, ("B", "HV"), doc="update strength, before the sigmoid"),
         Tensor("a_log", F32, ("HV",), layout="dense"),
-        Tensor("dt_bias", P, ("HV",), layout="dense"),
+        Tensor("dt_bias", F32, ("HV",), layout="dense",
+               doc="converted once, at load, where a checkpoint has bf16"),
         Tensor("state", F32, ("SLOTS", ["mul", _VALUES, ["dim", "KEY_DIM"]]), role="inout",
                doc="[value head, value, key] of every slot as of its last flush; written by flushes alone"),
         Tensor("ring_d", R, ("SLOTS", ["mul", ["dim", "WINDOW"], _VALUES]), role="inout",

@@ -42,10 +42,14 @@ def _recurrence(tokens: list[dict[str, Array]], start: Array, call: dict[str, Ar
     return outs, states
 
 
+WRITES = {1: 37, 2: 18, 4: 9, 8: 4, 16: 2}
+"""Window -> how often 37 tokens write the state."""
+
+
 @pytest.mark.parametrize(
     ("window", "writes"),
-    [pytest.param(w, n, marks=literal(f"gdn_replay/1.{w}")) for w, n in ((1, 37), (2, 18), (4, 9), (8, 4), (16, 2))],
-)  # fmt: skip
+    [pytest.param(w, n, marks=literal(f"gdn_replay/1.{w}")) for w, n in WRITES.items()],
+)
 def test_a_ring_is_the_recurrence(window: int, writes: int) -> None:
     """37 tokens: outputs, the states as of their flushes, and how often they are written."""
     sizes = Sizes(1, 2, 4, 8, 6, window)

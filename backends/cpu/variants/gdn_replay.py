@@ -29,7 +29,8 @@ def _pointers(ship: Ship) -> tuple[CpuPointer, ...]:
     return (*reads, *both, *(pointer(t.name, "write") for t in present if t.role == "out"))
 
 
-def _replay_decode(ship: Ship) -> CpuPrimitive:
+def replay_decode(ship: Ship) -> CpuPrimitive:
+    """The realization for one combination of types, shipped or not."""
     types = {k: d.name for k, d in ship.dtypes.items()}
     name = variant_name(ship)
     sizes: tuple[tuple[str, Expr], ...] = (
@@ -56,10 +57,10 @@ def _replay_decode(ship: Ship) -> CpuPrimitive:
             *(["le", ["arg", size], most] for size, most in limits),
         ],
         constants={
-            "io": types["T"], "bias": types["P"], "ring": types["R"], "output": types["O"],
+            "io": types["T"], "bias": "f32", "ring": types["R"], "output": types["O"],
             "forced": "force_flush" not in ship.absent, "most": MOST, "longest": LONGEST,
         },
     )  # fmt: skip
 
 
-PRIMITIVES: tuple[CpuPrimitive, ...] = tuple(_replay_decode(s) for s in REPLAY_DECODE.ship)
+PRIMITIVES: tuple[CpuPrimitive, ...] = tuple(replay_decode(s) for s in REPLAY_DECODE.ship)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from kiln.backends.cpu.variants import gdn
-from kiln.backends.cpu.variants.gdn_replay import PRIMITIVES, STRIDED
+from kiln.backends.cpu.variants.gdn_replay import STRIDED, replay_decode
+from kiln.ir.dtypes import DTYPES
+from kiln.ir.spec import Ship
 from kiln.tests.arrays import i32
 from kiln.tests.backends.cpu.native import Native, runnable_tiers
 from kiln.tests.backends.gdn_replay import WRITTEN, Sizes, advanced, expected, filled, operands, same, token
@@ -23,19 +25,19 @@ COMBINATIONS = (
     ("f32", "f32", True), ("f32", "f32", False), ("bf16", "f32", True), ("bf16", "bf16", True),
     ("f16", "f32", True),
 )  # fmt: skip
-"""Types of inputs and outputs and of the rings; whether rows may be told to write their state."""
-BY_TYPES = {
-    (p.constants["io"], p.constants["ring"], p.constants["forced"]): p
-    for p in PRIMITIVES
-    if p.constants["bias"] == "f32"
-}
+"""Types of inputs and outputs and of the rings; whether rows may be told to flush. Not all ship."""
 SIZES = (Sizes(4, 2, 4, 16, 8, 4), Sizes(3, 1, 2, 24, 5, 16), Sizes(5, 2, 6, 128, 3, 16))
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, Native]]:
     folder: Path = tmp_path_factory.mktemp("replay")
-    return {c: {t: Native(BY_TYPES[c], t, folder) for t in runnable_tiers()} for c in COMBINATIONS}
+    made = {}
+    for io, ring, forced in COMBINATIONS:
+        types = {"T": DTYPES[io], "R": DTYPES[ring], "O": DTYPES[io]}
+        row = replay_decode(Ship(types, absent=() if forced else ("force_flush",)))
+        made[io, ring, forced] = {t: Native(row, t, folder) for t in runnable_tiers()}
+    return made
 
 
 def _call(kernel: Native, call: dict[str, Array], sizes: Sizes, split: int = 1, norm: int = 1) -> Any:
