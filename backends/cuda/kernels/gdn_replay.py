@@ -22,6 +22,24 @@ def _unit(x, EPS: tl.constexpr):
 
 
 @triton.jit
+def _vectors(packed, h, HEADS, scale, keys, K: tl.constexpr):
+    """Query and key of a head."""
+    q = tl.load(packed + h * K + keys).to(tl.float32)
+    k = tl.load(packed + (HEADS + h) * K + keys).to(tl.float32)
+    return _unit(q, 1e-6) * scale, _unit(k, 1e-6)
+
+
+@triton.jit
+def _gates(a, b, a_log, dt_bias, hv):
+    """(log decay, strength); `a` and `b` point at the row's."""
+    x = tl.load(a + hv).to(tl.float32) + tl.load(dt_bias + hv).to(tl.float32)
+    strength = tl.load(b + hv)
+    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))
+    sigmoid = 1.0 / (1.0 + tl.exp(-strength.to(tl.float32)))
+    return -tl.exp(tl.load(a_log + hv)) * softplus, sigmoid.to(strength.dtype).to(tl.float32)
+
+
+@triton.jit
 def replay_decode(
     mixed_qkv,
     a,
@@ -55,13 +73,13 @@ def replay_decode(
     K: tl.constexpr,
     V: tl.constexpr,
     WINDOW: tl.constexpr,
-    LANES: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    ENTRIES: tl.constexpr,
     PART: tl.constexpr,
     CACHE: tl.constexpr,
     EVICT: tl.constexpr,
 ):
-    """Program ids: (value block and value head, row). LANES is the power of two from WINDOW on."""
+    """Program ids: (value block and value head, row). The ring is read ENTRIES at a time, the newest first."""
     tiles: tl.constexpr = V // BLOCK_V
     hv, block = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     row = tl.program_id(1).to(tl.int64)
@@ -81,17 +99,7 @@ def replay_decode(
     if force_flush is not None:
         flush = flush | (tl.load(force_flush + row) != 0)
     packed = mixed_qkv + row * qkv_stride
-    q = tl.load(packed + h * K + keys).to(tl.float32)
-    k = tl.load(packed + (HEADS + h) * K + keys).to(tl.float32)
     v = tl.load(packed + 2 * HEADS * K + hv * V + values).to(tl.float32)
-    x = tl.load(a + row * a_stride + hv).to(tl.float32) + tl.load(dt_bias + hv).to(tl.float32)
-    strength = tl.load(b + row * b_stride + hv)
-    q, k = _unit(q, 1e-6) * scale, _unit(k, 1e-6)
-    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))
-    g = -tl.exp(tl.load(a_log + hv)) * softplus
-    alpha = tl.exp(g)
-    sigmoid = 1.0 / (1.0 + tl.exp(-strength.to(tl.float32)))
-    beta = sigmoid.to(strength.dtype).to(tl.float32)
     d_ring = slot * d_stride + hv * (WINDOW * V) + values
     k_ring = slot * k_stride + h * (WINDOW * K) + keys
     g_ring = slot * g_stride + hv * WINDOW
@@ -101,28 +109,41 @@ def replay_decode(
             key = tl.load(ring_k + k_ring + j * K).to(tl.float32)
             decay = tl.exp(tl.load(ring_g + g_ring + j))
             old = old * decay + past[None, :, None] * key[:, None, :]
-        old = old * alpha
+        q, k = _vectors(packed, h, HEADS, scale, keys, K)
+        g, beta = _gates(a + row * a_stride, b + row * b_stride, a_log, dt_bias, hv)
+        old = old * tl.exp(g)
         d = beta * (v - _dot(old, k))
         new = old + d[None, :, None] * k[:, None, :]
         tl.store(where, _dot(new, q).to(out.dtype.element_ty))
         tl.store(state_out + tile, new, eviction_policy=EVICT)
     else:
-        entries = tl.arange(0, LANES)
-        used = entries < live
-        decays = tl.load(ring_g + g_ring + entries, mask=used, other=0.0)
-        later = tl.load(ring_g + g_ring + entries + 1, mask=entries + 1 < live, other=0.0)
-        weights = tl.exp(tl.cumsum(later, axis=0, reverse=True))
-        past = tl.load(ring_d + d_ring[None, :] + (entries * V)[:, None], mask=used[:, None], other=0.0)
-        past_keys = tl.load(
-            ring_k + k_ring[:, None, :] + (entries * K)[None, :, None], mask=used[None, :, None], other=0.0
-        ).to(tl.float32)
-        past = past.to(tl.float32)
-        kept = tl.exp(tl.sum(decays, axis=0))
-        recalled = tl.sum(past * (weights * _dot(past_keys, k))[:, None], axis=0) + kept * _dot(old, k)
-        read = tl.sum(past * (weights * _dot(past_keys, q))[:, None], axis=0) + kept * _dot(old, q)
-        d = beta * (v - alpha * recalled)
+        lane = tl.arange(0, ENTRIES)
+        recalled = tl.zeros((BLOCK_V,), tl.float32)
+        read = tl.zeros((BLOCK_V,), tl.float32)
+        after = 0.0
+        q, k = _vectors(packed, h, HEADS, scale, keys, K)
+        g, beta = _gates(a + row * a_stride, b + row * b_stride, a_log, dt_bias, hv)
+        for turn in range((live + ENTRIES - 1) // ENTRIES):
+            entry = ((live - 1) // ENTRIES - turn) * ENTRIES + lane
+            used = entry < live
+            past = tl.load(ring_d + d_ring[None, :] + (entry * V)[:, None], mask=used[:, None], other=0.0)
+            past_keys = tl.load(
+                ring_k + k_ring[:, None, :] + (entry * K)[None, :, None],
+                mask=used[None, :, None],
+                other=0.0,
+            ).to(tl.float32)
+            decays = tl.load(ring_g + g_ring + entry, mask=used, other=0.0)
+            next_used = (entry + 1 < live) & (lane + 1 < ENTRIES)
+            later = tl.load(ring_g + g_ring + entry + 1, mask=next_used, other=0.0)
+            weights = tl.exp(tl.cumsum(later, axis=0, reverse=True) + after)
+            past = past.to(tl.float32)
+            recalled += tl.sum(past * (weights * _dot(past_keys, k))[:, None], axis=0)
+            read += tl.sum(past * (weights * _dot(past_keys, q))[:, None], axis=0)
+            after += tl.sum(decays, axis=0)
+        kept, alpha = tl.exp(after), tl.exp(g)
+        d = beta * (v - alpha * (kept * _dot(old, k) + recalled))
         both = tl.sum(tl.sum(k * q, axis=0), axis=0)
-        tl.store(where, (alpha * read + d * both).to(out.dtype.element_ty))
+        tl.store(where, (alpha * (kept * _dot(old, q) + read) + d * both).to(out.dtype.element_ty))
         tl.store(ring_d_out + d_ring + live * V, d.to(ring_d_out.dtype.element_ty))
         if block == 0:
             tl.store(ring_g_out + g_ring + live, g)

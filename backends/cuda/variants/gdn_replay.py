@@ -12,6 +12,7 @@ Expr: TypeAlias = Any
 
 DIM = 128
 BLOCK_V, WARPS = 32, 4
+ENTRIES = 16
 PART = 32
 """Keys that lie side by side in a tile: 128 bytes of a state's row."""
 VECTOR = 16
@@ -74,8 +75,8 @@ def _replay_decode(ship: Ship) -> CudaPrimitive:
             ),
         ),
         constants={
-            **dict.fromkeys(ship.absent), "K": DIM, "V": DIM, "WINDOW": WINDOW, "LANES": WINDOW,
-            "BLOCK_V": BLOCK_V, "PART": PART, "CACHE": ".cg", "EVICT": "",
+            **dict.fromkeys(ship.absent), "K": DIM, "V": DIM, "WINDOW": WINDOW,
+            "BLOCK_V": BLOCK_V, "ENTRIES": ENTRIES, "PART": PART, "CACHE": ".cg", "EVICT": "",
         },
         grid=(["mul", hv, DIM // BLOCK_V], ["dim", "B"], 1),
         when=_when(ship),

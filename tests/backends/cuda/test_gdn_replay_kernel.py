@@ -32,12 +32,11 @@ def _call(call: dict[str, Array], sizes: Sizes = SIZES, scale: float = 0.25) -> 
     strides = [held[n].strides[0] // held[n].itemsize for n in STRIDES]
     views = {n: View(np.ascontiguousarray(call[n].base), 0) for n in ("mixed_qkv", "b")}
     views["a"] = View(np.ascontiguousarray(call["a"].base), sizes.value_heads)
-    lanes = 1 << (sizes.window - 1).bit_length()
     interpreted = interpret(
         KERNEL, (sizes.value_heads * (sizes.value // BLOCK), sizes.rows),
         *(views.get(n, held[n]) for n in READ), *(held[n] for n in (*WRITTEN, "out")),
         sizes.value_heads, sizes.heads, len(held["state"]), scale, *strides,
-        K=sizes.key, V=sizes.value, WINDOW=sizes.window, LANES=lanes, BLOCK_V=BLOCK, PART=8, CACHE="",
+        K=sizes.key, V=sizes.value, WINDOW=sizes.window, BLOCK_V=BLOCK, ENTRIES=2, PART=8, CACHE="",
         EVICT="",
     )  # fmt: skip
     *written, out = interpreted[-len(WRITTEN) - 1 :]
