@@ -9,6 +9,19 @@ from kiln.runtime.manifest import Kernel
 Exercises = Callable[[str, Kernel], bool]
 """Whether loading and launching this kernel on this target goes through the capability."""
 
+
+def _merged_gates(_target: str, kernel: Kernel) -> bool:
+    """Whether b and a are read with row strides of their own: as views of one product."""
+    return {("stride", "a"), ("stride", "b")} <= {p.value for p in kernel.params if p.kind == "scalar"}
+
+
+def _one_type(_target: str, kernel: Kernel) -> bool:
+    """Whether it gates and normalizes in one element type."""
+    of = {p.operand: p.dtype for p in kernel.params if p.kind == "ptr"}
+    gated = ("x", "gate", "weight", "out")
+    return of.keys() >= set(gated) and len({of[n] for n in gated}) == 1
+
+
 EXERCISES: Mapping[str, Exercises] = {
     # Selected by its manifest, proved, loaded into a context and launched on a stream.
     "cuda_dispatch": lambda target, _: target.startswith("sm_"),
@@ -16,6 +29,10 @@ EXERCISES: Mapping[str, Exercises] = {
     "provider_selection": lambda target, kernel: True,
     # Its memory came from the stream's pool.
     "scratch": lambda target, kernel: bool(kernel.scratch),
+    # Took both as columns of one product, where a model has a merged projection.
+    "packed_ba": _merged_gates,
+    # Took what the recurrence wrote, its gate and the norm's weight in the model's type, and wrote it.
+    "model_dtype": _one_type,
     # Timed as replays of a CUDA graph: chosen from the manifest alone, launched while a stream was captured.
     "capture": lambda target, _: target.startswith("sm_"),
 }
