@@ -140,7 +140,7 @@ def _domain(
 
 def _ships() -> tuple[Ship, ...]:
     return tuple(
-        Ship({"T": t, "R": r, "O": t}, absent=absent, rare=t is F32)
+        Ship({"T": t, "R": r, "O": t}, absent=absent, rare=t is F32 or bool(absent))
         for t, r in ((BF16, F32), (BF16, BF16), (F32, F32))
         for absent in (("force_flush",), ())
     )
@@ -170,7 +170,7 @@ REPLAY_DECODE = Op(
         Tensor("write_pos", I32, ("B",), layout="dense",
                doc="live entries of each row's ring, 0..window - 1; 0 in a slot that begins a request"),
         Tensor("force_flush", I32, ("B",), layout="dense", optional=True,
-               doc="not 0: this step writes the state, wherever its ring stands"),
+               doc="not 0: this step writes the state, wherever its ring stands; absent on CPUs alone"),
         Scalar("heads", I32, minimum=1, doc="key heads; value head h has key head h * heads / HV"),
         Scalar("scale", F32, positive=True, doc="of q; models use key_dim ** -0.5"),
         Scalar("window", I32, default=WINDOW, minimum=1, doc="steps from a flush to the next"),

@@ -16,17 +16,28 @@ def _dot(tile, vector):
 
 
 @triton.jit
-def _unit(x, EPS: tl.constexpr):
+def _unit(x):
     """x over the root of its sum of squares."""
-    return x * (1.0 / tl.sqrt_rn(tl.sum(tl.sum(x * x, axis=0), axis=0) + EPS))
+    return x * _inverse(tl.sum(tl.sum(x * x, axis=0), axis=0))
 
 
 @triton.jit
-def _vectors(packed, h, HEADS, scale, keys, K: tl.constexpr):
-    """Query and key of a head."""
-    q = tl.load(packed + h * K + keys).to(tl.float32)
-    k = tl.load(packed + (HEADS + h) * K + keys).to(tl.float32)
-    return _unit(q, 1e-6) * scale, _unit(k, 1e-6)
+def _inverse(squares):
+    return 1.0 / tl.sqrt_rn(squares + 1e-6)
+
+
+@triton.jit
+def _entry(ring_d, ring_k, ring_g, j, live, V: tl.constexpr, K: tl.constexpr):
+    """(update, key, decay) of entry j; what is not live changes nothing. Pointers are to entry 0."""
+    d = tl.load(ring_d + j * V, mask=j < live, other=0.0).to(tl.float32)
+    k = tl.load(ring_k + j * K, mask=j < live, other=0.0).to(tl.float32)
+    return d, k, tl.exp(tl.load(ring_g + j, mask=j < live, other=0.0))
+
+
+@triton.jit
+def _replayed(state, d, k, decay):
+    """One step of the ring on a tile."""
+    return tl.fma(state, decay, d[None, :, None] * k[:, None, :])
 
 
 @triton.jit
@@ -79,13 +90,12 @@ def replay_decode(
     CACHE: tl.constexpr,
     EVICT: tl.constexpr,
 ):
-    """Program ids: (value block and value head, row). The ring is read ENTRIES at a time, the newest first."""
+    """Program ids: (value block and value head, row). ENTRIES is the power of two from WINDOW on."""
     tiles: tl.constexpr = V // BLOCK_V
     hv, block = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     row = tl.program_id(1).to(tl.int64)
     h = hv // (HV // HEADS)
     values = block * BLOCK_V + tl.arange(0, BLOCK_V)
-    keys = tl.arange(0, K // PART)[:, None] * PART + tl.arange(0, PART)[None, :]
     slot = tl.load(state_indices + row).to(tl.int64)
     live = tl.load(write_pos + row)
     where = out + row * out_stride + hv * V + values
@@ -93,59 +103,81 @@ def replay_decode(
     if (slot <= 0) | (slot >= SLOTS) | (live < 0) | (live >= WINDOW):
         tl.store(where, tl.zeros((BLOCK_V,), out.dtype.element_ty))
         return
-    tile = slot * state_stride + hv.to(tl.int64) * (V * K) + (values * K)[None, :, None] + keys[:, None, :]
-    old = tl.load(state + tile, cache_modifier=CACHE, eviction_policy=EVICT)
     flush = live == WINDOW - 1
     if force_flush is not None:
         flush = flush | (tl.load(force_flush + row) != 0)
     packed = mixed_qkv + row * qkv_stride
-    v = tl.load(packed + 2 * HEADS * K + hv * V + values).to(tl.float32)
-    d_ring = slot * d_stride + hv * (WINDOW * V) + values
-    k_ring = slot * k_stride + h * (WINDOW * K) + keys
+    q_row, k_row = packed + h * K, packed + (HEADS + h) * K
+    v_row = packed + 2 * HEADS * K + hv * V
+    rows = slot * state_stride + hv.to(tl.int64) * (V * K)
+    d_ring = slot * d_stride + hv * (WINDOW * V)
+    k_ring = slot * k_stride + h * (WINDOW * K)
     g_ring = slot * g_stride + hv * WINDOW
     if flush:
-        for j in range(live):
-            past = tl.load(ring_d + d_ring + j * V).to(tl.float32)
-            key = tl.load(ring_k + k_ring + j * K).to(tl.float32)
-            decay = tl.exp(tl.load(ring_g + g_ring + j))
-            old = old * decay + past[None, :, None] * key[:, None, :]
-        q, k = _vectors(packed, h, HEADS, scale, keys, K)
+        keys = tl.arange(0, K // PART)[:, None] * PART + tl.arange(0, PART)[None, :]
+        tile = rows + (values * K)[None, :, None] + keys[:, None, :]
+        new = tl.load(state + tile)
+        query, key = tl.load(q_row + keys).to(tl.float32), tl.load(k_row + keys).to(tl.float32)
+        v = tl.load(v_row + values).to(tl.float32)
+        all_d, all_k, all_g = ring_d + d_ring + values, ring_k + k_ring + keys, ring_g + g_ring
+        # Four steps of the ring at a time: what they load is on its way together.
+        for j in range(0, live, 4):
+            d0, k0, g0 = _entry(all_d, all_k, all_g, j, live, V, K)
+            d1, k1, g1 = _entry(all_d, all_k, all_g, j + 1, live, V, K)
+            d2, k2, g2 = _entry(all_d, all_k, all_g, j + 2, live, V, K)
+            d3, k3, g3 = _entry(all_d, all_k, all_g, j + 3, live, V, K)
+            new = _replayed(_replayed(new, d0, k0, g0), d1, k1, g1)
+            new = _replayed(_replayed(new, d2, k2, g2), d3, k3, g3)
+        query, key = _unit(query) * scale, _unit(key)
         g, beta = _gates(a + row * a_stride, b + row * b_stride, a_log, dt_bias, hv)
-        old = old * tl.exp(g)
-        d = beta * (v - _dot(old, k))
-        new = old + d[None, :, None] * k[:, None, :]
-        tl.store(where, _dot(new, q).to(out.dtype.element_ty))
+        new = new * tl.exp(g)
+        d = beta * (v - _dot(new, key))
+        new = new + d[None, :, None] * key[:, None, :]
+        tl.store(where, _dot(new, query).to(out.dtype.element_ty))
         tl.store(state_out + tile, new, eviction_policy=EVICT)
     else:
-        lane = tl.arange(0, ENTRIES)
-        recalled = tl.zeros((BLOCK_V,), tl.float32)
-        read = tl.zeros((BLOCK_V,), tl.float32)
-        after = 0.0
-        q, k = _vectors(packed, h, HEADS, scale, keys, K)
+        # Dots with q and k as they are; norms and scale come last, so that nothing waits for them.
+        part = tl.arange(0, PART)
+        entry = tl.arange(0, ENTRIES)
+        used = entry < live
+        recalled = tl.zeros((BLOCK_V, PART), tl.float32)
+        read = tl.zeros((BLOCK_V, PART), tl.float32)
+        key_recalled = tl.zeros((ENTRIES, PART), tl.float32)
+        key_read = tl.zeros((ENTRIES, PART), tl.float32)
+        kk = tl.zeros((PART,), tl.float32)
+        qq = tl.zeros((PART,), tl.float32)
+        kq = tl.zeros((PART,), tl.float32)
+        for p in tl.static_range(K // PART):
+            at = rows + (values * K)[:, None] + (p * PART + part)[None, :]
+            old = tl.load(state + at, cache_modifier=CACHE, eviction_policy=EVICT)
+            q = tl.load(q_row + p * PART + part).to(tl.float32)
+            k = tl.load(k_row + p * PART + part).to(tl.float32)
+            past_at = k_ring + (entry * K)[:, None] + (p * PART + part)[None, :]
+            past_keys = tl.load(ring_k + past_at, mask=used[:, None], other=0.0).to(tl.float32)
+            recalled = tl.fma(old, k[None, :], recalled)
+            read = tl.fma(old, q[None, :], read)
+            key_recalled = tl.fma(past_keys, k[None, :], key_recalled)
+            key_read = tl.fma(past_keys, q[None, :], key_read)
+            kk, qq, kq = tl.fma(k, k, kk), tl.fma(q, q, qq), tl.fma(k, q, kq)
+        past_at = d_ring + (entry * V)[:, None] + values[None, :]
+        past = tl.load(ring_d + past_at, mask=used[:, None], other=0.0).to(tl.float32)
+        decays = tl.load(ring_g + g_ring + entry, mask=used, other=0.0)
+        later = tl.load(ring_g + g_ring + entry + 1, mask=entry + 1 < live, other=0.0)
+        v = tl.load(v_row + values).to(tl.float32)
         g, beta = _gates(a + row * a_stride, b + row * b_stride, a_log, dt_bias, hv)
-        for turn in range((live + ENTRIES - 1) // ENTRIES):
-            entry = ((live - 1) // ENTRIES - turn) * ENTRIES + lane
-            used = entry < live
-            past = tl.load(ring_d + d_ring[None, :] + (entry * V)[:, None], mask=used[:, None], other=0.0)
-            past_keys = tl.load(
-                ring_k + k_ring[:, None, :] + (entry * K)[None, :, None],
-                mask=used[None, :, None],
-                other=0.0,
-            ).to(tl.float32)
-            decays = tl.load(ring_g + g_ring + entry, mask=used, other=0.0)
-            next_used = (entry + 1 < live) & (lane + 1 < ENTRIES)
-            later = tl.load(ring_g + g_ring + entry + 1, mask=next_used, other=0.0)
-            weights = tl.exp(tl.cumsum(later, axis=0, reverse=True) + after)
-            past = past.to(tl.float32)
-            recalled += tl.sum(past * (weights * _dot(past_keys, k))[:, None], axis=0)
-            read += tl.sum(past * (weights * _dot(past_keys, q))[:, None], axis=0)
-            after += tl.sum(decays, axis=0)
-        kept, alpha = tl.exp(after), tl.exp(g)
-        d = beta * (v - alpha * (kept * _dot(old, k) + recalled))
-        both = tl.sum(tl.sum(k * q, axis=0), axis=0)
-        tl.store(where, (alpha * (kept * _dot(old, q) + read) + d * both).to(out.dtype.element_ty))
-        tl.store(ring_d_out + d_ring + live * V, d.to(ring_d_out.dtype.element_ty))
+        weights = tl.exp(tl.cumsum(later, axis=0, reverse=True))
+        kept, alpha = tl.exp(tl.sum(decays, axis=0)), tl.exp(g)
+        k_unit, q_unit = _inverse(tl.sum(kk, axis=0)), _inverse(tl.sum(qq, axis=0)) * scale
+        ring_recalled = tl.sum(past * (weights * tl.sum(key_recalled, axis=1))[:, None], axis=0)
+        ring_read = tl.sum(past * (weights * tl.sum(key_read, axis=1))[:, None], axis=0)
+        d = beta * (v - alpha * k_unit * (kept * tl.sum(recalled, axis=1) + ring_recalled))
+        o = alpha * q_unit * (kept * tl.sum(read, axis=1) + ring_read)
+        o += d * (tl.sum(kq, axis=0) * k_unit * q_unit)
+        tl.store(where, o.to(out.dtype.element_ty))
+        tl.store(ring_d_out + d_ring + live * V + values, d.to(ring_d_out.dtype.element_ty))
         if block == 0:
             tl.store(ring_g_out + g_ring + live, g)
             if hv % (HV // HEADS) == 0:
-                tl.store(ring_k_out + k_ring + live * K, k.to(ring_k_out.dtype.element_ty))
+                whole = tl.arange(0, K)
+                unit = tl.load(k_row + whole).to(tl.float32) * k_unit
+                tl.store(ring_k_out + k_ring + live * K + whole, unit.to(ring_k_out.dtype.element_ty))

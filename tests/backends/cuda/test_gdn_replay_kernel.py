@@ -32,11 +32,12 @@ def _call(call: dict[str, Array], sizes: Sizes = SIZES, scale: float = 0.25) -> 
     strides = [held[n].strides[0] // held[n].itemsize for n in STRIDES]
     views = {n: View(np.ascontiguousarray(call[n].base), 0) for n in ("mixed_qkv", "b")}
     views["a"] = View(np.ascontiguousarray(call["a"].base), sizes.value_heads)
+    entries = 1 << (sizes.window - 1).bit_length()
     interpreted = interpret(
         KERNEL, (sizes.value_heads * (sizes.value // BLOCK), sizes.rows),
         *(views.get(n, held[n]) for n in READ), *(held[n] for n in (*WRITTEN, "out")),
         sizes.value_heads, sizes.heads, len(held["state"]), scale, *strides,
-        K=sizes.key, V=sizes.value, WINDOW=sizes.window, BLOCK_V=BLOCK, ENTRIES=2, PART=8, CACHE="",
+        K=sizes.key, V=sizes.value, WINDOW=sizes.window, BLOCK_V=BLOCK, ENTRIES=entries, PART=8, CACHE="",
         EVICT="",
     )  # fmt: skip
     *written, out = interpreted[-len(WRITTEN) - 1 :]
@@ -90,8 +91,7 @@ def test_another_scale_is_not_near() -> None:
 
 
 def test_shipped_kernels_are_those_of_models() -> None:
-    """Rings of f32 and bf16, with and without rows that are forced; 16-byte rows."""
-    types = {(p.constants.get("force_flush", True), p.params[6].dtype) for p in PRIMITIVES}
-    assert types == {(f, r) for f in (None, True) for r in ("f32", "bf16")}
-    assert len(PRIMITIVES) == 4
+    """Rings of f32 and bf16; 16-byte rows."""
+    assert {next(q.dtype for q in p.params if q.name == "ring_d") for p in PRIMITIVES} == {"f32", "bf16"}
+    assert len(PRIMITIVES) == 2
     assert all(["aligned", n, 16] in p.when for p in PRIMITIVES for n in ("state", "ring_d", "ring_k"))
