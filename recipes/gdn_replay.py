@@ -38,8 +38,9 @@ def _weights(g: Array) -> tuple[Any, Array]:
     return np.exp(g.sum()), np.exp(after)
 
 
-def _append(state: Array, d: Array, k: Array, g: Array, q: Array, step: Any) -> tuple[Array, Array]:
+def _append(old: list[Array], q: Array, step: Any) -> tuple[Array, Array]:
     """(out [V], d [V]) of one head from S0 and its ring, S itself never made."""
+    state, d, k, g = old
     v, key, alpha, beta = step
     kept, weights = _weights(g)
     recalled = alpha * (kept * (state @ key) + (weights * (k @ key)) @ d)
@@ -48,10 +49,10 @@ def _append(state: Array, d: Array, k: Array, g: Array, q: Array, step: Any) -> 
     return read + fresh * (key @ q), fresh
 
 
-def _fold(state: Array, d: Array, k: Array, g: Array, q: Array, step: Any) -> tuple[Array, Array]:
+def _fold(old: list[Array], q: Array, step: Any) -> tuple[Array, Array]:
     """(out [V], state [V, K]) of one head: the ring's steps one after another, then this one."""
+    s, d, k, g = old
     v, key, alpha, beta = step
-    s = state
     for j in range(len(g)):
         s = np.exp(g[j]) * s + np.outer(d[j], k[j])
     s = alpha * s
@@ -109,7 +110,7 @@ def replay_step(
                 old = (pool[slot, hv], d_ring[slot, hv, :m], k_ring[slot, h, :m], g_ring[slot, hv, :m])
                 step = (v[n, hv], k[n, h], alpha[n, hv], beta[n, hv])
                 run = _fold if flush else _append
-                out[n, hv], made = run(*(x.astype(np.float64) for x in old), q[n, h], step)
+                out[n, hv], made = run([x.astype(np.float64) for x in old], q[n, h], step)
                 if flush:
                     pool[slot, hv] = made
                 else:
@@ -122,8 +123,8 @@ def replay_step(
 
 def _replay_decode(**call: Any) -> tuple[Array, ...]:
     """replay_step with out as f32, before its rounding."""
-    out, *written = replay_step(**call)
-    return out.astype(np.float32), *written
+    results = replay_step(**call)
+    return results[0].astype(np.float32), *results[1:]
 
 
 def _domain(

@@ -71,7 +71,8 @@ def advanced(write_pos: Array, window: int, force_flush: Array | None = None) ->
 
 def expected(call: dict[str, Array], sizes: Sizes, scale: float = 0.25, **more: Any) -> tuple[Array, ...]:
     """(out f64, state, ring_d, ring_k, ring_g) of the oracle."""
-    return replay_step(**call, **sizes.scalars(), scale=scale, **more)
+    given: dict[str, Any] = {**call, **sizes.scalars(), "scale": scale, **more}
+    return replay_step(**given)
 
 
 def filled(sizes: Sizes, positions: Array, **types: Any) -> dict[str, Array]:

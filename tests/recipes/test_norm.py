@@ -154,11 +154,15 @@ def test_a_gate_of_zero_halves_by_sigmoid_and_silences_by_silu() -> None:
     arrays = {"x": f32(3, 4), "weight": single([1, 1]), "gate": f32(0, 0), "eps": 0.0}
     (silu,) = run(RMS_NORM_GATED, arrays, dtypes={"O": F32})
     (sigmoid,) = run(RMS_NORM_GATED, arrays, attrs={"activation": "sigmoid"}, dtypes={"O": F32})
+    assert silu is not None
+    assert sigmoid is not None
     assert silu.tolist() == [[0, 0]]
     np.testing.assert_allclose(sigmoid, [[0.424264069, 0.565685425]], rtol=1e-7)
 
 
-GATED = {"x": f32(1, 2, 3, 4), "gate": f32(1, 1, 2, 2), "weight": single([1] * 4), "eps": 1e-5}
+GATED: dict[str, Any] = {
+    "x": f32(1, 2, 3, 4), "gate": f32(1, 1, 2, 2), "weight": single([1] * 4), "eps": 1e-5,
+}  # fmt: skip
 
 
 @literal("bf16_out/2.before")
@@ -170,7 +174,7 @@ def test_the_norm_comes_before_the_gate(engine: Engine) -> None:
 
 @literal("bf16_out/2.after")
 def test_a_gate_before_the_norm_would_differ() -> None:
-    x, z = GATED["x"].astype(np.float64), GATED["gate"].astype(np.float64)
+    x, z = (np.float64(GATED[n]) for n in ("x", "gate"))
     gated = x * z / (1 + np.exp(-z))
     after = gated / np.sqrt((gated * gated).mean() + 1e-5)
     np.testing.assert_allclose(after[0], [0.163212177, 0.326424353, 1.179851896, 1.573135861], rtol=1e-8)

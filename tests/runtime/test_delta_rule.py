@@ -45,7 +45,7 @@ CASES: tuple[tuple[Eligibility, DecodeBatch, dict[str, Any]], ...] = (
     (Eligibility.ENV_OFF, DecodeBatch(0, 1, True), {"enabled": False, "packed_ba": False}),
     (Eligibility.SPEC_DECODE_ACTIVE, DecodeBatch(0, 1, True), {"mixed_qkv": "f32"}),
 )
-REPLAY = (
+REPLAY: tuple[tuple[Eligibility, Eligibility, dict[str, Any]], ...] = (
     (Eligibility.OK, Eligibility.OK, {"enabled": True}),
     (Eligibility.ENV_OFF, Eligibility.OK, {}),
     (Eligibility.KV_CONNECTOR, Eligibility.OK, {"enabled": True, "kv_connector": True}),
@@ -84,7 +84,9 @@ FLAGS = {
 )
 def test_the_flag_rolls_back_by_0_alone(flag: str | None, kept: bool) -> None:
     assert in_model_type(flag) == kept
-    assert layer_types("f16", flag) == LayerTypes(*(["f16"] * 3 if kept else ["f32"] * 3), "f16")
+    assert layer_types("f16", flag) == (
+        LayerTypes("f16", "f16", "f16", "f16") if kept else LayerTypes("f32", "f32", "f32", "f16")
+    )
 
 
 @pytest.mark.parametrize(
