@@ -119,6 +119,7 @@ def replay_decode(
         new = tl.load(state + tile)
         query, key = tl.load(q_row + keys).to(tl.float32), tl.load(k_row + keys).to(tl.float32)
         v = tl.load(v_row + values).to(tl.float32)
+        g, beta = _gates(a + row * a_stride, b + row * b_stride, a_log, dt_bias, hv)
         all_d, all_k, all_g = ring_d + d_ring + values, ring_k + k_ring + keys, ring_g + g_ring
         # Four steps of the ring at a time: what they load is on its way together.
         for j in range(0, live, 4):
@@ -129,7 +130,6 @@ def replay_decode(
             new = _replayed(_replayed(new, d0, k0, g0), d1, k1, g1)
             new = _replayed(_replayed(new, d2, k2, g2), d3, k3, g3)
         query, key = _unit(query) * scale, _unit(key)
-        g, beta = _gates(a + row * a_stride, b + row * b_stride, a_log, dt_bias, hv)
         new = new * tl.exp(g)
         d = beta * (v - _dot(new, key))
         new = new + d[None, :, None] * key[:, None, :]

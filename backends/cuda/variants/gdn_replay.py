@@ -11,8 +11,9 @@ from kiln.recipes.gdn_replay import REPLAY_DECODE, WINDOW
 Expr: TypeAlias = Any
 
 DIM = 128
-BLOCK_V, WARPS = 32, 4
-ENTRIES = 16
+BLOCK_V, WARPS = 32, 2
+ENTRIES = 1 << (WINDOW - 1).bit_length()
+"""Of the ring, in a tile."""
 PART = 32
 """Keys that lie side by side in a tile: 128 bytes of a state's row."""
 VECTOR = 16
