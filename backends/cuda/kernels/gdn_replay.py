@@ -1,8 +1,9 @@
 """One decode step of the gated delta rule over a state and the ring of the steps since it was written: a
 program has BLOCK_V values of one head of one row.
 
-Tiles over keys are [K / PART, rows, PART]: a lane holds all parts of its keys, so that a sum over K is
-mostly additions within it and then log2(PART / 4) exchanges for all of its rows at once.
+Rows of K keys are taken in parts of PART, [rows, PART] or [parts, rows, PART]: a lane holds the same keys of
+every part, so that a sum over K is mostly additions within it and then log2(PART / 4) exchanges for all of
+its rows at once. The two routes share no tile, and neither holds the other's registers.
 """
 
 import triton
@@ -87,8 +88,6 @@ def replay_decode(
     BLOCK_V: tl.constexpr,
     ENTRIES: tl.constexpr,
     PART: tl.constexpr,
-    CACHE: tl.constexpr,
-    EVICT: tl.constexpr,
 ):
     """Program ids: (value block and value head, row). ENTRIES is the power of two from WINDOW on."""
     tiles: tl.constexpr = V // BLOCK_V
@@ -127,14 +126,16 @@ def replay_decode(
             d1, k1, g1 = _entry(all_d, all_k, all_g, j + 1, live, V, K)
             d2, k2, g2 = _entry(all_d, all_k, all_g, j + 2, live, V, K)
             d3, k3, g3 = _entry(all_d, all_k, all_g, j + 3, live, V, K)
-            new = _replayed(_replayed(new, d0, k0, g0), d1, k1, g1)
-            new = _replayed(_replayed(new, d2, k2, g2), d3, k3, g3)
+            new = _replayed(new, d0, k0, g0)
+            new = _replayed(new, d1, k1, g1)
+            new = _replayed(new, d2, k2, g2)
+            new = _replayed(new, d3, k3, g3)
         query, key = _unit(query) * scale, _unit(key)
         new = new * tl.exp(g)
         d = beta * (v - _dot(new, key))
         new = new + d[None, :, None] * key[:, None, :]
         tl.store(where, _dot(new, query).to(out.dtype.element_ty))
-        tl.store(state_out + tile, new, eviction_policy=EVICT)
+        tl.store(state_out + tile, new, eviction_policy="evict_first")
     else:
         # Dots with q and k as they are; norms and scale come last, so that nothing waits for them.
         part = tl.arange(0, PART)
@@ -149,7 +150,7 @@ def replay_decode(
         kq = tl.zeros((PART,), tl.float32)
         for p in tl.static_range(K // PART):
             at = rows + (values * K)[:, None] + (p * PART + part)[None, :]
-            old = tl.load(state + at, cache_modifier=CACHE, eviction_policy=EVICT)
+            old = tl.load(state + at, eviction_policy="evict_first")
             q = tl.load(q_row + p * PART + part).to(tl.float32)
             k = tl.load(k_row + p * PART + part).to(tl.float32)
             past_at = k_ring + (entry * K)[:, None] + (p * PART + part)[None, :]

@@ -37,8 +37,7 @@ def _call(call: dict[str, Array], sizes: Sizes = SIZES, scale: float = 0.25) -> 
         KERNEL, (sizes.value_heads * (sizes.value // BLOCK), sizes.rows),
         *(views.get(n, held[n]) for n in READ), *(held[n] for n in (*WRITTEN, "out")),
         sizes.value_heads, sizes.heads, len(held["state"]), scale, *strides,
-        K=sizes.key, V=sizes.value, WINDOW=sizes.window, BLOCK_V=BLOCK, ENTRIES=entries, PART=8, CACHE="",
-        EVICT="",
+        K=sizes.key, V=sizes.value, WINDOW=sizes.window, BLOCK_V=BLOCK, ENTRIES=entries, PART=8,
     )  # fmt: skip
     *written, out = interpreted[-len(WRITTEN) - 1 :]
     return out, *written
