@@ -41,18 +41,26 @@ def softplus(x: Array) -> Array:
     return soft
 
 
-def gates(a: Array, b: Array, a_log: Array, dt_bias: Array) -> tuple[Array, Array]:
-    """(alpha, beta) f32: the decay exp(-exp(a_log) softplus(a + dt_bias)), sigmoid(b) rounded to b's type."""
+def log_decay(a: Array, a_log: Array, dt_bias: Array) -> Array:
+    """g f32, the log of the decay: -exp(a_log) softplus(a + dt_bias)."""
     with np.errstate(all="ignore"):
         x = a.astype(np.float32) + dt_bias.astype(np.float32)
-        alpha = np.exp(-np.exp(a_log.astype(np.float32)) * softplus(x))
+        g: Array = -np.exp(a_log.astype(np.float32)) * softplus(x)
+    return g
+
+
+def gates(a: Array, b: Array, a_log: Array, dt_bias: Array) -> tuple[Array, Array]:
+    """(alpha, beta) f32: the decay exp(g), sigmoid(b) rounded to b's type."""
+    with np.errstate(all="ignore"):
+        alpha = np.exp(log_decay(a, a_log, dt_bias))
         beta = np.float32(1) / (np.float32(1) + np.exp(-b.astype(np.float32)))
     return alpha, beta.astype(b.dtype).astype(np.float32)
 
 
-def _unit(x: Array) -> Array:
-    unit: Array = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float64(L2_EPS))
-    return unit
+def unit(x: Array) -> Array:
+    """x over the root of its sum of squares + 1e-6, along the last axis."""
+    length: Array = np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float64(L2_EPS))
+    return x / length
 
 
 def _packed_decode(
@@ -78,7 +86,7 @@ def _packed_decode(
     k = wide[:, split : 2 * split].reshape(rows, heads, key_dim)
     v = wide[:, 2 * split :].reshape(rows, value_heads, value_dim)
     with np.errstate(all="ignore"):
-        q, k = (_unit(q), _unit(k)) if qk_l2norm else (q, k)
+        q, k = (unit(q), unit(k)) if qk_l2norm else (q, k)
         repeat = value_heads // heads
         q, k = np.repeat(q * np.float64(np.float32(scale)), repeat, axis=1), np.repeat(k, repeat, axis=1)
         alpha, beta = gates(a, b, a_log, dt_bias)

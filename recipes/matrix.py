@@ -74,6 +74,8 @@ CAPABILITIES: dict[str, str] = {
     "KERNEL-ACCEL-PROVIDER-SELECT": "provider_selection",
     "KERNEL-CUDA-DISPATCH-AOT": "cuda_dispatch",
     "KERNEL-GDN-SCRATCH": "scratch",
+    "GDN-MOE-PACKED-BA": "packed_ba",
+    "GDN-MOE-BF16-OUT": "model_dtype",
     "FIX-FP8-PLAN-CAPTURE": "capture",
     "KERNEL-GEMM-CPU-ELEM": "cpu_products",
     "KERNEL-GEMM-CPU-ELEM-X86WIDE": "wide_x86_products",

@@ -77,6 +77,34 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "5": ("padding",),
         "6": ("heads",),
     },
+    "gdn_replay": {
+        "1": ("1", "2", "4", "8", "16"),
+        "2": ("plain",),
+        "3": ("hand",),
+        "4": ("forced",),
+        "5": ("apart",),
+        "6": ("reuse",),
+        "7": ("padding",),
+        "8": ("heads",),
+    },
+    "packed_ba": {
+        "1": ("split",),
+        "2": ("interleaved", "misread"),
+        "3": ("swap",),
+        "4": ("1", "3", "64"),
+        "5": ("2.split", "2.interleaved", "4.split", "4.interleaved"),
+        "6": ("table", "terms"),
+        "7": ("views",),
+        "8": ("counters",),
+    },
+    "bf16_out": {
+        "1": ("silu", "sigmoid"),
+        "2": ("before", "after"),
+        "3": ("default", "rollback"),
+        "4": ("unset", "empty", "1", "0", "false"),
+        "5": ("padding",),
+        "6": ("strided",),
+    },
     "gdn_chunk": {
         "1": ("recurrence", "parts"),
         "7": ("chunks",),
@@ -90,7 +118,8 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 fusion: KERNEL-FUSION-FRAMEWORK, act: KERNEL-EW-NORM-ACT, quant: KERNEL-EW-NORM-QUANT,
 gemm: KERNEL-GEMM-BF16, gemm_fp8: KERNEL-GEMM-FP8, topk: KERNEL-TOPK-PAIRS, gdn: KERNEL-GDN-PACKED-DECODE,
-gdn_chunk: KERNEL-GDN-AOT-BF16, ssm: KERNEL-SSM-MAMBA.
+gdn_replay: KERNEL-GDN-REPLAYSSM, gdn_chunk: KERNEL-GDN-AOT-BF16, ssm: KERNEL-SSM-MAMBA,
+packed_ba: GDN-MOE-PACKED-BA, bf16_out: GDN-MOE-BF16-OUT.
 """
 
 

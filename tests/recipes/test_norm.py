@@ -149,6 +149,37 @@ def test_gated_norm_by_sigmoid() -> None:
     assert bits32(out) == bits32([0.42426407, 1.6541969])
 
 
+@literal("bf16_out/1.silu", "bf16_out/1.sigmoid")
+def test_a_gate_of_zero_halves_by_sigmoid_and_silences_by_silu() -> None:
+    arrays = {"x": f32(3, 4), "weight": single([1, 1]), "gate": f32(0, 0), "eps": 0.0}
+    (silu,) = run(RMS_NORM_GATED, arrays, dtypes={"O": F32})
+    (sigmoid,) = run(RMS_NORM_GATED, arrays, attrs={"activation": "sigmoid"}, dtypes={"O": F32})
+    assert silu is not None
+    assert sigmoid is not None
+    assert silu.tolist() == [[0, 0]]
+    np.testing.assert_allclose(sigmoid, [[0.424264069, 0.565685425]], rtol=1e-7)
+
+
+GATED: dict[str, Any] = {
+    "x": f32(1, 2, 3, 4), "gate": f32(1, 1, 2, 2), "weight": single([1] * 4), "eps": 1e-5,
+}  # fmt: skip
+
+
+@literal("bf16_out/2.before")
+def test_the_norm_comes_before_the_gate(engine: Engine) -> None:
+    (got,) = engine("rms_norm_gated", GATED, dtypes={"O": F32})
+    assert got is not None
+    np.testing.assert_allclose(got[0], [0.266944672, 0.533889343, 1.929728426, 2.572971235], rtol=3e-7)
+
+
+@literal("bf16_out/2.after")
+def test_a_gate_before_the_norm_would_differ() -> None:
+    x, z = (np.float64(GATED[n]) for n in ("x", "gate"))
+    gated = x * z / (1 + np.exp(-z))
+    after = gated / np.sqrt((gated * gated).mean() + 1e-5)
+    np.testing.assert_allclose(after[0], [0.163212177, 0.326424353, 1.179851896, 1.573135861], rtol=1e-8)
+
+
 def test_l2_norm_divides_by_the_sum(engine: Engine) -> None:
     (out,) = engine("l2_norm", {"x": f32(3, 4), "eps": 0.0})
     assert bits32(out) == bits32([0.6, 0.8])
@@ -219,7 +250,7 @@ def test_rows_do_not_depend_on_their_neighbours(engine: Engine, width: int) -> N
     assert codes(_rms(engine, x, weight)) == codes(whole)
 
 
-@pytest.mark.parametrize("width", [5, 128, 130])
+@pytest.mark.parametrize("width", [5, pytest.param(128, marks=literal("bf16_out/6.strided")), 130])
 def test_strided_operands_give_the_same_bits(engine: Engine, width: int) -> None:
     merged = _random(6, 3 * width + 1, bf16_type)
     x, gate = merged[:, :width], merged[:, width + 1 : 2 * width + 1]
