@@ -115,6 +115,7 @@ static float gated_delta_rule_packed_decode_bf16_f32_bf16_bf16_i32_step(const fl
   return gated_delta_rule_packed_decode_bf16_f32_bf16_bf16_i32_fold(read) + tail_read;
 }
 
+
 /* ptrs: mixed_qkv, a, b, a_log, dt_bias, state, state_indices, state_out, out. ints: HV, heads, slots, K, V, norm, then row strides of
  * mixed_qkv, a, b, state, out. floats: scale. Tiles are value heads within rows. Returns 1 + a row whose slot is beyond the pool. */
 int64_t gated_delta_rule_packed_decode_bf16_f32_bf16_bf16_i32(void *const *ptrs, const int64_t *ints, const double *floats, int64_t begin, int64_t end) {
@@ -263,6 +264,7 @@ static float gated_delta_rule_packed_decode_bf16_f32_f32_bf16_i32_step(const flo
   return gated_delta_rule_packed_decode_bf16_f32_f32_bf16_i32_fold(read) + tail_read;
 }
 
+
 /* ptrs: mixed_qkv, a, b, a_log, dt_bias, state, state_indices, state_out, out. ints: HV, heads, slots, K, V, norm, then row strides of
  * mixed_qkv, a, b, state, out. floats: scale. Tiles are value heads within rows. Returns 1 + a row whose slot is beyond the pool. */
 int64_t gated_delta_rule_packed_decode_bf16_f32_f32_bf16_i32(void *const *ptrs, const int64_t *ints, const double *floats, int64_t begin, int64_t end) {
@@ -410,6 +412,7 @@ static float gated_delta_rule_packed_decode_bf16_f32_f32_f32_i32_step(const floa
   }
   return gated_delta_rule_packed_decode_bf16_f32_f32_f32_i32_fold(read) + tail_read;
 }
+
 
 /* ptrs: mixed_qkv, a, b, a_log, dt_bias, state, state_indices, state_out, out. ints: HV, heads, slots, K, V, norm, then row strides of
  * mixed_qkv, a, b, state, out. floats: scale. Tiles are value heads within rows. Returns 1 + a row whose slot is beyond the pool. */
@@ -561,6 +564,7 @@ static float gated_delta_rule_packed_decode_bf16_bf16_f32_bf16_i32_step(const ui
   }
   return gated_delta_rule_packed_decode_bf16_bf16_f32_bf16_i32_fold(read) + tail_read;
 }
+
 
 /* ptrs: mixed_qkv, a, b, a_log, dt_bias, state, state_indices, state_out, out. ints: HV, heads, slots, K, V, norm, then row strides of
  * mixed_qkv, a, b, state, out. floats: scale. Tiles are value heads within rows. Returns 1 + a row whose slot is beyond the pool. */
@@ -719,6 +723,7 @@ static float gated_delta_rule_packed_decode_f16_f32_f32_f16_i32_step(const float
   return gated_delta_rule_packed_decode_f16_f32_f32_f16_i32_fold(read) + tail_read;
 }
 
+
 /* ptrs: mixed_qkv, a, b, a_log, dt_bias, state, state_indices, state_out, out. ints: HV, heads, slots, K, V, norm, then row strides of
  * mixed_qkv, a, b, state, out. floats: scale. Tiles are value heads within rows. Returns 1 + a row whose slot is beyond the pool. */
 int64_t gated_delta_rule_packed_decode_f16_f32_f32_f16_i32(void *const *ptrs, const int64_t *ints, const double *floats, int64_t begin, int64_t end) {
@@ -751,6 +756,167 @@ int64_t gated_delta_rule_packed_decode_f16_f32_f32_f16_i32(void *const *ptrs, co
     for (int64_t i = 0; i < K; ++i) q[i] = q[i] * scale;
     for (int64_t i = 0; i < V; ++i)
       out[i] = gated_delta_rule_packed_decode_f16_f32_f32_f16_i32_narrow_f16(gated_delta_rule_packed_decode_f16_f32_f32_f16_i32_step(from + i * K, to + i * K, q, k, K, gated_delta_rule_packed_decode_f16_f32_f32_f16_i32_widen_f16(values[i]), alpha, beta));
+  }
+  return 0;
+}
+
+/* The gated delta rule, one decode step, the same bits on every tier and for every thread count.
+ *
+ * A tile is one head of one row. A row of the state is read twice, from the first-level cache the second time: its dot with the key first,
+ * then the update with its dot with the query. A dot is 16 running sums over k, lane by lane, folded from the upper half down. */
+#include <stdint.h>
+
+typedef float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_v16 __attribute__((vector_size(64)));
+typedef float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_any __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_u32 __attribute__((vector_size(64)));
+typedef uint16_t gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_u16 __attribute__((vector_size(32), aligned(2), may_alias));
+enum { gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_MOST = 256 };
+
+static inline float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_float(uint32_t bits) { return (union { uint32_t u; float f; }){bits}.f; }
+static inline uint32_t gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_bits(float x) { return (union { float f; uint32_t u; }){.f = x}.u; }
+
+static inline float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f16(uint16_t x) {
+  const uint32_t sign = (uint32_t)(x & 0x8000u) << 16, magnitude = (uint32_t)(x & 0x7fffu) << 13;
+  if (magnitude >= 0x0f800000u) { /* infinity and NaN, quiet */
+    return gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_float(sign | 0x70000000u | magnitude | (magnitude > 0x0f800000u ? 0x00400000u : 0u));
+  }
+  return gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_float(sign | gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_bits(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_float(magnitude) * 0x1p112f));
+}
+
+static inline float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f32(float x) {
+  return x;
+}
+
+/* One rounding to nearest even. */
+static inline uint16_t gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_narrow_f16(float x) {
+  const uint32_t bits = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_bits(x), magnitude = bits & 0x7fffffffu;
+  const uint32_t sign = bits >> 16 & 0x8000u;
+  if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
+  if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to infinity */
+  if (magnitude < 0x38800000u) { /* subnormal: adding 0.5 leaves the code in the low bits, rounded */
+    return (uint16_t)(sign | (gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_bits(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_float(magnitude) + 0.5f) - 0x3f000000u));
+  }
+  return (uint16_t)(sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
+}
+
+/* 2^n p(r), n = round(x / ln 2): within 2 ulp; infinity above 88.8, through subnormals to 0. */
+static float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_exp(float x) {
+  if (x != x) return x;
+  const float y = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
+  const float t = y * 1.44269504f + 12582912.0f, n = t - 12582912.0f;
+  const float r = (y - n * 0.693145751953125f) - n * 1.42860677e-06f;
+  float p = 0.00138145348f;
+  p = p * r + 0.00836874545f;
+  p = p * r + 0.0416683927f;
+  p = p * r + 0.166665211f;
+  p = p * r + 0.49999994f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const int32_t whole = (int32_t)(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_bits(t) - 0x4b400000u), half = whole >> 1;
+  return p * gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_float((uint32_t)(half + 127) << 23) * gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_float((uint32_t)(whole - half + 127) << 23);
+}
+
+/* log x for 1 <= x: the exponent, and 2 atanh((m - 1) / (m + 1)) of a mantissa m between sqrt(1/2) and sqrt(2). */
+static float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_log(float x) {
+  if (!(x < 0x1.fffffep127f)) return x;
+  const uint32_t bits = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_bits(x) + (0x3f800000u - 0x3f3504f3u);
+  const float e = (float)((int32_t)(bits >> 23) - 127), m = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_float((bits & 0x7fffffu) + 0x3f3504f3u);
+  const float s = (m - 1.0f) / (m + 1.0f), z = s * s;
+  const float tail = z * (0.6666666667f + z * (0.4f + z * (0.2857142857f + z * 0.2222222222f)));
+  return e * 0.693145751953125f + (s * 2.0f + (s * tail + e * 1.42860677e-06f));
+}
+
+/* log(1 + exp(x)), x where it is above 20. */
+static float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_softplus(float x) { return x > 20.0f ? x : gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_log(1.0f + gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_exp(x)); }
+
+static inline float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_fold(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_v16 v) {
+  float s[16];
+  for (int i = 0; i < 16; ++i) s[i] = v[i];
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) s[i] = s[i] + s[i + half];
+  return s[0];
+}
+
+static inline gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_v16 gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_load(const uint16_t *p) {
+  gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_v16 v;
+  for (int i = 0; i < 16; ++i) v[i] = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f16(p[i]);
+  return v;
+}
+static inline void gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_store(uint16_t *p, gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_v16 v) {
+  for (int i = 0; i < 16; ++i) p[i] = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_narrow_f16(v[i]);
+}
+
+/* x over the root of its sum of squares, in place. The room after x is zeros. */
+static void gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_unit(float *x, int64_t n) {
+  gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_v16 sum = {0};
+  for (int64_t i = 0; i < n; i += 16) {
+    const gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_v16 v = *(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_any *)(x + i);
+    sum = sum + v * v;
+  }
+  const float root = __builtin_sqrtf(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_fold(sum) + 1e-6f);
+  for (int64_t i = 0; i < n; i += 16) *(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_any *)(x + i) = *(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_any *)(x + i) / root;
+}
+
+/* n elements widened, and zeros up to the next multiple of 16. */
+static void gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_take(float *to, const uint16_t *from, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f16(from[i]);
+  for (int64_t i = n; i < (n + 15) / 16 * 16; ++i) ((volatile float *)to)[i] = 0.0f;
+}
+
+/* One row of the state: decay, update, and its product with q. */
+static float gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_step(const uint16_t *from, uint16_t *to, const float *q, const float *k, int64_t n, float v, float alpha, float beta) {
+  gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_v16 recalled = {0}, read = {0};
+  float tail_recalled = 0.0f, tail_read = 0.0f;
+  const int64_t whole = n / 16 * 16;
+  for (int64_t i = 0; i < whole; i += 16) recalled = recalled + gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_load(from + i) * alpha * *(const gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_any *)(k + i);
+  for (int64_t i = whole; i < n; ++i) tail_recalled = tail_recalled + gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f16(from[i]) * alpha * k[i];
+  const float d = beta * (v - (gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_fold(recalled) + tail_recalled));
+  for (int64_t i = 0; i < whole; i += 16) {
+    const gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_v16 fresh = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_load(from + i) * alpha + *(const gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_any *)(k + i) * d;
+    read = read + fresh * *(const gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_any *)(q + i);
+    gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_store(to + i, fresh);
+  }
+  for (int64_t i = whole; i < n; ++i) {
+    const float fresh = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f16(from[i]) * alpha + k[i] * d;
+    tail_read = tail_read + fresh * q[i];
+    to[i] = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_narrow_f16(fresh);
+  }
+  return gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_fold(read) + tail_read;
+}
+
+
+/* ptrs: mixed_qkv, a, b, a_log, dt_bias, state, state_indices, state_out, out. ints: HV, heads, slots, K, V, norm, then row strides of
+ * mixed_qkv, a, b, state, out. floats: scale. Tiles are value heads within rows. Returns 1 + a row whose slot is beyond the pool. */
+int64_t gated_delta_rule_packed_decode_f16_f16_f32_f16_i32(void *const *ptrs, const int64_t *ints, const double *floats, int64_t begin, int64_t end) {
+  const int64_t HV = ints[0], heads = ints[1], slots = ints[2], K = ints[3], V = ints[4], norm = ints[5];
+  const float scale = (float)floats[0];
+  float q[gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_MOST] __attribute__((aligned(64))), k[gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_MOST] __attribute__((aligned(64)));
+  for (int64_t tile = begin; tile < end; ++tile) {
+    const int64_t row = tile / HV, hv = tile % HV, h = hv / (HV / heads);
+    const int64_t slot = ((const int32_t *)ptrs[6])[row];
+    const uint16_t *packed = (const uint16_t *)ptrs[0] + row * ints[6];
+    const uint16_t *values = packed + 2 * heads * K + hv * V;
+    uint16_t *out = (uint16_t *)ptrs[8] + row * ints[10] + hv * V;
+    if (slot >= slots) return row + 1;
+    if (slot <= 0) {
+      for (int64_t i = 0; i < V; ++i) ((volatile uint16_t *)out)[i] = 0;
+      continue;
+    }
+    const uint16_t *from = (const uint16_t *)ptrs[5] + slot * ints[9] + hv * V * K;
+    uint16_t *to = (uint16_t *)ptrs[7] + slot * ints[9] + hv * V * K;
+    const float x = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f16(((const uint16_t *)ptrs[1])[row * ints[7] + hv]) + gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f32(((const float *)ptrs[4])[hv]);
+    const float alpha = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_exp(-gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_exp(((const float *)ptrs[3])[hv]) * gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_softplus(x));
+    const float strength = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f16(((const uint16_t *)ptrs[2])[row * ints[8] + hv]);
+    const float beta = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f16(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_narrow_f16(1.0f / (1.0f + gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_exp(-strength))));
+    gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_take(q, packed + h * K, K);
+    gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_take(k, packed + (heads + h) * K, K);
+    if (norm) {
+      gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_unit(q, K);
+      gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_unit(k, K);
+    }
+    for (int64_t i = 0; i < K; ++i) q[i] = q[i] * scale;
+    for (int64_t i = 0; i < V; ++i)
+      out[i] = gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_narrow_f16(gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_step(from + i * K, to + i * K, q, k, K, gated_delta_rule_packed_decode_f16_f16_f32_f16_i32_widen_f16(values[i]), alpha, beta));
   }
   return 0;
 }
@@ -855,6 +1021,7 @@ static float gated_delta_rule_packed_decode_f32_f32_f32_f32_i32_step(const float
   }
   return gated_delta_rule_packed_decode_f32_f32_f32_f32_i32_fold(read) + tail_read;
 }
+
 
 /* ptrs: mixed_qkv, a, b, a_log, dt_bias, state, state_indices, state_out, out. ints: HV, heads, slots, K, V, norm, then row strides of
  * mixed_qkv, a, b, state, out. floats: scale. Tiles are value heads within rows. Returns 1 + a row whose slot is beyond the pool. */

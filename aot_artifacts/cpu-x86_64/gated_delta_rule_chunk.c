@@ -91,6 +91,7 @@ static float gated_delta_rule_chunk_bf16_step(const float *from, float *to, cons
   return gated_delta_rule_chunk_bf16_fold(read) + tail_read;
 }
 
+
 /* The first row of sequence n: boundaries never go back, and lie inside the rows. */
 static int64_t gated_delta_rule_chunk_bf16_edge(const int32_t *cu_seqlens, int64_t n, int64_t sequences, int64_t rows) {
   int64_t edge = 0;
@@ -208,6 +209,7 @@ static float gated_delta_rule_chunk_bf16_f32_step(const float *from, float *to, 
   return gated_delta_rule_chunk_bf16_f32_fold(read) + tail_read;
 }
 
+
 /* The first row of sequence n: boundaries never go back, and lie inside the rows. */
 static int64_t gated_delta_rule_chunk_bf16_f32_edge(const int32_t *cu_seqlens, int64_t n, int64_t sequences, int64_t rows) {
   int64_t edge = 0;
@@ -320,6 +322,7 @@ static float gated_delta_rule_chunk_f32_step(const float *from, float *to, const
   }
   return gated_delta_rule_chunk_f32_fold(read) + tail_read;
 }
+
 
 /* The first row of sequence n: boundaries never go back, and lie inside the rows. */
 static int64_t gated_delta_rule_chunk_f32_edge(const int32_t *cu_seqlens, int64_t n, int64_t sequences, int64_t rows) {
