@@ -235,22 +235,20 @@ def _store_sum(out, c, parts, split, tail, COLUMNS: gl.constexpr, EPILOGUE: gl.c
     at = gl.arange(0, ROWS * CHUNK, order)
     p0 = _part(parts, at, 0, split, SIZE)
     p1 = _part(parts, at, 1, split, SIZE)
-    p2 = _part(parts, at, 2, split, SIZE)
     for i in gl.static_range(COLUMNS // CHUNK):
         here = parts + i * CHUNK * ROWS
         after = here + CHUNK * ROWS
-        total = p0
-        q1 = p1
-        q2 = p2
+        p2 = _part(here, at, 2, split, SIZE)
+        p3 = _part(here, at, 3, split, SIZE)
+        total = p0 + p1
         if (i + 1) * CHUNK < COLUMNS:
             p0 = _part(after, at, 0, split, SIZE)
             p1 = _part(after, at, 1, split, SIZE)
-            p2 = _part(after, at, 2, split, SIZE)
-        total = total + q1 + q2
-        for part in range(3, split, 2):
-            r0 = _part(here, at, part, split, SIZE)
-            r1 = _part(here, at, part + 1, split, SIZE)
-            total = total + r0 + r1
+        total = total + p2 + p3
+        for part in range(4, split, 2):
+            p2 = _part(here, at, part, split, SIZE)
+            p3 = _part(here, at, part + 1, split, SIZE)
+            total = total + p2 + p3
         _put(out, c, gl.convert_layout(_unflat(total, CHUNK), layout), tail, i * CHUNK, EPILOGUE)
 
 
