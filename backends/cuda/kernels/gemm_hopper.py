@@ -1,52 +1,40 @@
-"""Dense matrix product out = x · weightᵀ for Hopper (sm_90a), in Gluon: 16-bit types, and e4m3 with scales.
+"""Dense matrix product out = x · weightᵀ of 16-bit types for Hopper (sm_90a), in Gluon.
 
-A program (a CTA, or a cluster of them) stays on its multiprocessors and takes blocks of the output in turn.
-One warp fills a ring of stages by TMA, two warpgroups multiply one half of the block each (wgmma, one product
-in flight while the next is queued), round, and store by TMA while the next block is being loaded. CTAs of a
-cluster lie along M and receive the same rows of weight by multicast.
+A program stays on its multiprocessor and takes blocks of the output in turn. Two warps fill a ring of stages
+by TMA, one with x and one with weight; two warpgroups multiply one half of the block each (wgmma, one product
+in flight while the next is queued), round, and store by TMA while the next block is being loaded.
 
-Three kinds of mbarrier guard a stage: `full` (one arrival, and the bytes of x and weight), `empty` (both
-warpgroups have read it) and, in clusters, `pair` in the leading CTA (all producers have seen their own
-`empty`), behind which the leader's multicast may write into all of them. The producer's phase starts at 1, so
-that it passes a fresh `empty`; every arrival of a stage's round happens exactly once, whatever the number of
-steps, so nobody can wait for a round that is not filled.
+Every warp and warpgroup makes the tensor map that it uses, so that they are made side by side: one after
+another, before anything else, they cost 2 us of every launch. Meanwhile the warpgroups ask L2 for what the
+first stages will hold.
 
-With `parts`, blocks that do not divide evenly are shared along K: see `_share`. Programs that share a block
-lay
-their f32 parts down and count themselves; the last one adds them in the order of K and stores. Nobody waits
-for another program, so no order of execution can hang, and the bits do not depend on who was last: f32
-addition commutes, and more than two parts are all read back in order.
+Two kinds of mbarrier guard a stage: `full` (both loading warps have arrived, and their bytes) and `empty`
+(both warpgroups have read it). The loading warps' phase starts at 1, so that it passes a fresh `empty`; every
+arrival of a stage's round happens exactly once, whatever the number of steps, so nobody can wait for a round
+that is not filled.
+
+Blocks that do not come out even over the programs can be shared along K, each by the same number of programs:
+see `_shares`. Programs that share a block lay their f32 parts down and count themselves; the last one adds
+them in the order of K and stores. Nobody waits for another program, so no order of execution can hang, and
+the bits do not depend on who was last.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    cluster,
     fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@gluon.constexpr_function
-def _along_m(ctas):
-    """How rows lie in the CTAs of a cluster: bases of a linear layout."""
-    return [[1 << bit, 0] for bit in range(ctas.bit_length() - 1)]
-
-
-@gluon.constexpr_function
-def _in_each(ctas):
-    """Every CTA of a cluster has the whole of a matrix."""
-    return [[0, 0] for _ in range(ctas.bit_length() - 1)]
-
-
-@gluon.constexpr_function
-def _in_one(ctas):
-    """A cluster has one of a barrier."""
-    return [[0] for _ in range(ctas.bit_length() - 1)]
+ROWS: gl.constexpr = gl.constexpr(64)
+"""Rows of a warpgroup's half of a block."""
+MOST: gl.constexpr = gl.constexpr(8)
+"""Programs that share a block, at most: the last one reads all their sums."""
+DEEP: gl.constexpr = gl.constexpr(1024)
+"""Elements along K of a share, at least."""
 
 
 @gluon.jit
@@ -61,53 +49,28 @@ def _block(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.c
 
 
 @gluon.jit
-def _share(M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SPLIT: gl.constexpr):
-    """(blocks that are taken whole, own steps in those, first step of the own share of the rest, own steps).
-
-    A step is BLOCK_K of one block. With SPLIT, whole blocks go round as long as one and up to two for every
-    program remain; the steps of these are cut into even shares, one run of steps for each program.
-    """
-    pid = gl.program_id(0)
+def _shares(M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(blocks that programs take whole, blocks of a last round that does not come out even, programs that share
+    each of these): as many as there are, but for shares that are too small to gain anything."""
     programs = gl.num_programs(0)
-    depth = gl.cdiv(K, BLOCK_K)
     tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
-    if SPLIT:
-        whole = gl.maximum(tiles // programs - 1, 0) * programs
-        rest = ((tiles - whole) * depth).to(gl.int64)
-        begin = (rest * pid // programs).to(gl.int32)
-        end = (rest * (pid + 1) // programs).to(gl.int32)
-        own = whole // programs * depth
-        return whole, own, begin, own + end - begin
-    else:
-        own = gl.cdiv(gl.maximum(tiles - pid, 0), programs) * depth
-        return tiles, own, 0, own
+    rest = tiles % programs
+    free = programs // gl.maximum(rest, 1)
+    return tiles - rest, rest, gl.maximum(gl.minimum(gl.minimum(free, MOST), K // DEEP), 1)
 
 
 @gluon.jit
-def _segment(done, whole, own, begin, steps, K, BLOCK_K: gl.constexpr, SPLIT: gl.constexpr):
-    """(block, first step in it, steps in it) of what comes after `done` own steps."""
-    depth = gl.cdiv(K, BLOCK_K)
-    turn = gl.program_id(0) + done // depth * gl.num_programs(0)
-    if SPLIT:
-        at = begin + done - own
-        divided = done >= own
-        tile = gl.where(divided, whole + at // depth, turn)
-        first = gl.where(divided, at % depth, 0)
-        return tile, first, gl.minimum(depth - first, steps - done)
-    else:
-        return turn, 0, depth
-
-
-@gluon.jit
-def _sharers(tile, whole, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
-    """(first, last) program with steps in a block; the same number twice for whole blocks."""
-    programs = gl.num_programs(0)
-    depth = gl.cdiv(K, BLOCK_K)
-    rest = ((gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) - whole) * depth).to(gl.int64)
-    at = ((tile - whole) * depth).to(gl.int64)
-    first = (((at + 1) * programs - 1) // rest).to(gl.int32)
-    last = (((at + depth) * programs - 1) // rest).to(gl.int32)
-    return gl.where(tile < whole, 0, first), gl.where(tile < whole, 0, last)
+def _unit(unit, whole, rest, depth, split):
+    """(block, part of it, first step, end) of a unit of work: a whole block, or one of `split` parts of one of
+    the rest. The same part of all these blocks comes first, so that programs read the same stretch of K
+    together."""
+    over = unit - whole
+    part = over // gl.maximum(rest, 1)
+    divided = unit >= whole
+    tile = gl.where(divided, whole + over - part * rest, unit)
+    first = gl.where(divided, depth * part // split, 0)
+    end = gl.where(divided, depth * (part + 1) // split, depth)
+    return tile, part, first, end
 
 
 @gluon.jit
@@ -118,263 +81,233 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _produce(
-    x, weight, a0, a1, b0, b1, full, empty, pair, M, N, K,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, SPLIT: gl.constexpr,
+def _load(
+    matrix, stride, limit, near, far, full, empty, M, N, K,
+    X: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """One warp: fills the ring."""
-    HALF_M: gl.constexpr = x.block_shape[0]
-    HALF_N: gl.constexpr = weight.block_shape[0]
-    BYTES: gl.constexpr = x.nbytes_per_cta * (BLOCK_M // HALF_M) + weight.nbytes_per_cta * (BLOCK_N // HALF_N)
-    CLUSTER: gl.constexpr = gl.num_ctas() > 1
-    whole, own, begin, steps = _share(M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT)
+    """A loading warp: x or weight, of `limit` rows, into the buffers of the first and of the second
+    warpgroup, which are one where both read the same."""
+    BLOCK: gl.constexpr = BLOCK_M if X else BLOCK_N
+    HALF: gl.constexpr = near.shape[1]
+    BYTES: gl.constexpr = BLOCK * BLOCK_K * (near.dtype.primitive_bitwidth // 8)
+    tensor = tma.make_tensor_descriptor(matrix, [limit, K], [stride, 1], [HALF, BLOCK_K], near.layout)
+    # Without it the compiler puts a fence into every step, for the memory that the map was made in.
+    fence_async_shared()
+    whole, rest, split = _shares(M, N, K, BLOCK_M, BLOCK_N)
+    depth = gl.cdiv(K, BLOCK_K)
     stage = 0
     phase = 1
-    done = 0
-    while done < steps:
-        tile, first, run = _segment(done, whole, own, begin, steps, K, BLOCK_K, SPLIT)
+    for unit in range(gl.program_id(0), whole + rest * split, gl.num_programs(0)):
+        tile, _, first, end = _unit(unit, whole, rest, depth, split)
         row, column = _block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
-        m = row * BLOCK_M
-        n = column * BLOCK_N
-        for step in range(first, first + run):
-            k = step * BLOCK_K
+        at = (row if X else column) * BLOCK
+        for step in range(first, end):
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
-            if CLUSTER:
-                mbarrier.arrive(pair.index(stage))
             mbarrier.expect(ready, BYTES)
-            tma.async_load(x, [m, k], ready, a0.index(stage))
-            if HALF_M != BLOCK_M:
-                tma.async_load(x, [m + HALF_M, k], ready, a1.index(stage))
-            if CLUSTER:
-                mbarrier.wait(pair.index(stage), phase)
-            tma.async_load(weight, [n, k], ready, b0.index(stage), multicast=CLUSTER)
-            if HALF_N != BLOCK_N:
-                tma.async_load(weight, [n + HALF_N, k], ready, b1.index(stage))
+            tma.async_load(tensor, [at, step * BLOCK_K], ready, near.index(stage))
+            if HALF != BLOCK:
+                tma.async_load(tensor, [at + HALF, step * BLOCK_K], ready, far.index(stage))
             stage, phase = _next(stage, phase, STAGES)
-        done += run
 
 
 @gluon.jit
-def _consume(
-    out, a, b, c, full, empty, parts, counters, M, N, K, tail,
-    WARPGROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, EPILOGUE: gl.constexpr,
+def _multiply(
+    out, out_stride, a, b, c, full, empty, parts, counters, M, N, K, extra,
+    SIDE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, EPILOGUE: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: multiplies its half of every block, and stores it."""
-    ROWS: gl.constexpr = a.shape[1]
+    """A multiplying warpgroup, the first or the second: its half of every block, which it also stores."""
     COLUMNS: gl.constexpr = b.shape[1]
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [4, 1], [16, COLUMNS, 256 // b.dtype.primitive_bitwidth], cga_layout=_along_m(gl.num_ctas())
-    )
-    whole, own, begin, steps = _share(M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    whole, rest, split = _shares(M, N, K, BLOCK_M, BLOCK_N)
+    depth = gl.cdiv(K, BLOCK_K)
+    od = tma.make_tensor_descriptor(out, [M, N], [out_stride, 1], [ROWS, c.shape[2]], c.layout)
+    fence_async_shared()
     stage = 0
     phase = 0
+    # Not a copy of `stage`: the compiler would take the two names for one in the loop.
     before = 0
-    done = 0
-    while done < steps:
-        tile, _, run = _segment(done, whole, own, begin, steps, K, BLOCK_K, SPLIT)
+    for unit in range(gl.program_id(0), whole + rest * split, gl.num_programs(0)):
+        tile, part, first, end = _unit(unit, whole, rest, depth, split)
         row, column = _block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
         m = row * BLOCK_M
         n = column * BLOCK_N
         if BLOCK_M != ROWS:
-            m += WARPGROUP * ROWS
-        if BLOCK_N != COLUMNS:
-            n += WARPGROUP * COLUMNS
+            m += SIDE * ROWS
+        else:
+            n += SIDE * COLUMNS
         total = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
-        for step in range(run):
+        for step in range(first, end):
             mbarrier.wait(full.index(stage), phase)
             total = warpgroup_mma(a.index(stage), b.index(stage).permute([1, 0]), total, is_async=True)
             total = warpgroup_mma_wait(1, deps=[total])
-            mbarrier.arrive(empty.index(before), pred=step > 0)
+            mbarrier.arrive(empty.index(before), pred=step > first)
             before = stage
             stage, phase = _next(stage, phase, STAGES)
         total = warpgroup_mma_wait(0, deps=[total])
         mbarrier.arrive(empty.index(before))
-        done += run
-        if SPLIT:
-            own_parts = parts + WARPGROUP * (ROWS * COLUMNS)
-            p0, p1 = _sharers(tile, whole, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K)
-            complete = p0 == p1
-            if p0 < p1:
-                complete = _last(total, own_parts, counters + (tile - whole) * 2 + WARPGROUP, p0, p1)
-            if complete:
-                _store(out, c, total, m, n, own_parts, p0, p1, 0, COLUMNS, tail, EPILOGUE)
+        tail = (m, n, M, N, extra)
+        if unit < whole or split == 1:
+            _store(od, c, total, tail, 0, EPILOGUE)
         else:
-            _store(out, c, total, m, n, None, 0, 0, 0, COLUMNS, tail, EPILOGUE)
+            half = (tile - whole) * 2 + SIDE
+            own = parts + half.to(gl.int64) * split * (ROWS * COLUMNS)
+            if _last(total, own, counters + half, part, split):
+                _store_sum(od, c, own, split, tail, COLUMNS, EPILOGUE)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _slot(program, first, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Where a program's part of a block lies. It has one for a block that it starts with, and one for a block
-    that it ends with, which is a block that it begins; each holds both warpgroups' halves."""
-    return (2 * program + (program == first).to(gl.int32)) * (2 * ROWS * COLUMNS)
+def _flat(total):
+    """A half block in the order of parts: for every 8 columns, 16 bytes of each thread in turn."""
+    COLUMNS: gl.constexpr = total.shape[1]
+    return total.reshape([4, 2, 8, COLUMNS // 8, 4, 2]).permute([3, 0, 2, 4, 1, 5]).reshape([ROWS * COLUMNS])
 
 
 @gluon.jit
-def _last(total, parts, counter, p0, p1):
-    """Lays `total` down as this program's part of a block; whether all other parts lie there already."""
-    layout: gl.constexpr = total.type.layout
-    ROWS: gl.constexpr = total.shape[0]
-    COLUMNS: gl.constexpr = total.shape[1]
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
-    slot = parts + _slot(gl.program_id(0), p0, ROWS, COLUMNS)
-    gl.store(slot + row[:, None] * COLUMNS + column[None, :], total)
+def _unflat(part, COLUMNS: gl.constexpr):
+    """The half block of a part."""
+    return part.reshape([COLUMNS // 8, 4, 8, 4, 2, 2]).permute([1, 4, 2, 0, 3, 5]).reshape([ROWS, COLUMNS])
+
+
+@gluon.jit
+def _last(total, parts, counter, part, split):
+    """Lays `total` down as a part of a half block; whether all others lie there already."""
+    SIZE: gl.constexpr = ROWS * total.shape[1]
+    flat = _flat(total)
+    gl.store(parts + part * SIZE + gl.arange(0, SIZE, flat.type.layout), flat)
+    # Every thread has written before one says so; acquire and release order that for the other programs.
     gl.barrier()
-    last = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == p1 - p0
+    last = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == split - 1
     if last:
         gl.store(counter, 0)
     return last
 
 
 @gluon.jit
-def _values(
-    total, m, n, parts, p0, p1, SHIFT: gl.constexpr, WIDTH: gl.constexpr, tail, EPILOGUE: gl.constexpr
-):
-    """The f32 values to round of a chunk of columns: the parts' sum, and what the call has behind it."""
-    layout: gl.constexpr = total.type.layout
-    ROWS: gl.constexpr = total.shape[0]
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    column = gl.arange(0, total.shape[1], gl.SliceLayout(0, layout))
-    if parts is not None:
-        lane = row[:, None] * WIDTH + (column + SHIFT)[None, :]
-        if p1 == p0 + 1:
-            total += gl.load(parts + _slot(p0 + p1 - gl.program_id(0), p0, ROWS, WIDTH) + lane)
-        elif p1 > p0:
-            total = gl.load(parts + _slot(p0, p0, ROWS, WIDTH) + lane)
-            for p in range(p0 + 1, p1 + 1):
-                total += gl.load(parts + _slot(p, p0, ROWS, WIDTH) + lane)
-    return _after(total, m.to(gl.int64) + row, n.to(gl.int64) + (column + SHIFT), *tail, EPILOGUE)
+def _part(parts, at, part, split, SIZE: gl.constexpr):
+    """Values of a part of SIZE values, -0 where there is none: adding it changes no bit."""
+    return gl.load(
+        parts + part * SIZE + at, mask=(at >= 0) & (part < split), other=-0.0, cache_modifier=".cg"
+    )
 
 
 @gluon.jit
-def _after(
-    total, m, n, M, N, x_scale, weight_scale, bias, x_scale_step, weight_scale_step, extra,
-    EPILOGUE: gl.constexpr
-):  # fmt: skip
-    """What follows the sums of rows m and columns n (i64). EPILOGUE is a function of them, rows [.., 1],
-    columns [1, ..], M, N and the values of `extra`."""
-    if weight_scale is not None:
-        total = gl.load(weight_scale + n * weight_scale_step, mask=n < N, other=0.0)[None, :] * total
-    if x_scale is not None:
-        total = gl.load(x_scale + m * x_scale_step, mask=m < M, other=0.0)[:, None] * total
-    if bias is not None:
-        given = (bias.to(gl.int64) != 0) & (n < N)
-        total += gl.load(bias + n, mask=given, other=-0.0).to(gl.float32)[None, :]
-    if EPILOGUE is not None:
-        total = EPILOGUE(total, m[:, None], n[None, :], M, N, *extra)
-    return total
-
-
-@gluon.jit
-def _store(
-    out, c, total, m, n, parts, p0, p1, SHIFT: gl.constexpr, WIDTH: gl.constexpr, tail, EPILOGUE: gl.constexpr
-):
-    """Rounds and stores columns from SHIFT on of a half block of WIDTH columns, 128 bytes at a time,
-    through as
-    many buffers as there are: one for each 128 bytes, or some in turn."""
-    CHUNK: gl.constexpr = c.shape[2]
+def _put(out, c, values, tail, SHIFT: gl.constexpr, EPILOGUE: gl.constexpr):
+    """Rounds and stores the chunk of a half block that begins SHIFT columns in, behind EPILOGUE, a function of
+    the sums, rows [.., 1], columns [1, ..], M, N and the values of `extra`."""
     BUFFERS: gl.constexpr = c.shape[0]
-    if total.shape[1] > CHUNK:
+    m, n, M, N, extra = tail
+    if EPILOGUE is not None:
+        layout: gl.constexpr = values.type.layout
+        row = m.to(gl.int64) + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        column = n.to(gl.int64) + SHIFT + gl.arange(0, c.shape[2], gl.SliceLayout(0, layout))
+        values = EPILOGUE(values, row[:, None], column[None, :], M, N, *extra)
+    buffer = c.index(SHIFT // c.shape[2] % BUFFERS)
+    tma.store_wait(BUFFERS - 1)
+    buffer.store(values.to(c.dtype))
+    fence_async_shared()
+    tma.async_store(out, [m, n + SHIFT], buffer)
+
+
+@gluon.jit
+def _store(out, c, total, tail, SHIFT: gl.constexpr, EPILOGUE: gl.constexpr):
+    """Stores columns of a half block, SHIFT of it and on: 128 bytes of every row at a time."""
+    if total.shape[1] > c.shape[2]:
         HALF: gl.constexpr = total.shape[1] // 2
-        left, right = total.reshape([total.shape[0], 2, HALF]).permute([0, 2, 1]).split()
-        _store(out, c, left, m, n, parts, p0, p1, SHIFT, WIDTH, tail, EPILOGUE)
-        _store(out, c, right, m, n, parts, p0, p1, SHIFT + HALF, WIDTH, tail, EPILOGUE)
+        left, right = total.reshape([ROWS, 2, HALF]).permute([0, 2, 1]).split()
+        _store(out, c, left, tail, SHIFT, EPILOGUE)
+        _store(out, c, right, tail, SHIFT + HALF, EPILOGUE)
     else:
-        AT: gl.constexpr = SHIFT // CHUNK
-        ENOUGH: gl.constexpr = BUFFERS * CHUNK >= WIDTH
-        values = _values(total, m, n, parts, p0, p1, SHIFT, WIDTH, tail, EPILOGUE).to(c.dtype)
-        if not ENOUGH:
-            tma.store_wait(BUFFERS - 1)
-        elif AT == 0:
-            tma.store_wait(0)
-        c.index(AT % BUFFERS).store(values)
-        if not ENOUGH:
-            fence_async_shared()
-            tma.async_store(out, [m, n + SHIFT], c.index(AT % BUFFERS))
-        elif SHIFT + CHUNK >= WIDTH:
-            fence_async_shared()
-            for i in gl.static_range(WIDTH // CHUNK):
-                tma.async_store(out, [m, n + i * CHUNK], c.index(i))
+        _put(out, c, total, tail, SHIFT, EPILOGUE)
+
+
+@gluon.jit
+def _store_sum(out, c, parts, split, tail, COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr):
+    """Stores a half block of which all parts lie in memory, added in the order of K. The first parts of the
+    next chunk of columns are on their way meanwhile: more do not fit into the registers."""
+    CHUNK: gl.constexpr = c.shape[2]
+    SIZE: gl.constexpr = ROWS * COLUMNS
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
+    order: gl.constexpr = _flat(gl.zeros([ROWS, CHUNK], gl.float32, layout)).type.layout
+    at = gl.arange(0, ROWS * CHUNK, order)
+    p0 = _part(parts, at, 0, split, SIZE)
+    p1 = _part(parts, at, 1, split, SIZE)
+    for i in gl.static_range(COLUMNS // CHUNK):
+        here = parts + i * CHUNK * ROWS
+        after = here + CHUNK * ROWS
+        p2 = _part(here, at, 2, split, SIZE)
+        p3 = _part(here, at, 3, split, SIZE)
+        total = p0 + p1
+        if (i + 1) * CHUNK < COLUMNS:
+            p0 = _part(after, at, 0, split, SIZE)
+            p1 = _part(after, at, 1, split, SIZE)
+        total = total + p2 + p3
+        for part in range(4, split, 2):
+            p2 = _part(here, at, part, split, SIZE)
+            p3 = _part(here, at, part + 1, split, SIZE)
+            total = total + p2 + p3
+        _put(out, c, gl.convert_layout(_unflat(total, CHUNK), layout), tail, i * CHUNK, EPILOGUE)
 
 
 @gluon.jit
 def matmul_bt(
-    x, weight, out, x_scale, weight_scale, bias, parts, counters, M, N, K,
-    x_stride, weight_stride, out_stride, x_scale_step, weight_scale_step, extra,
+    x, weight, out, parts, counters, M, N, K, x_stride, weight_stride, out_stride, extra,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, ALONG_N: gl.constexpr, BUFFERS: gl.constexpr, PDL: gl.constexpr,
-    EPILOGUE: gl.constexpr,
+    GROUP: gl.constexpr, BUFFERS: gl.constexpr, EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """K >= 1; rows of x, weight and out are multiples of 16 bytes apart and begin at such addresses.
 
-    BLOCK_M x BLOCK_N is a program's block, of all CTAs of its cluster; warpgroups halve it along N or along
-    M.
-    parts [2 * programs, BLOCK_M, BLOCK_N] f32 and counters [4 * programs], zeros before and after, make
-    programs share blocks; None where they take whole ones. x_scale (x_scale_step 0: one for all),
-    weight_scale
-    and bias are None, or pointers; bias may be null.
+    BLOCK_M x BLOCK_N is a program's block: warpgroups halve 128 rows along M, 64 along N. `split` programs,
+    at most as many as K has steps, share each block that does not come out even; of these, parts holds
+    split times BLOCK_M x BLOCK_N f32 each, and counters two i32 each, zeros before and after. WARM times 128
+    bytes of every row are asked for ahead, BUFFERS of these hold the output of each warpgroup.
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    CTAS: gl.constexpr = gl.num_ctas()
-    HALF_M: gl.constexpr = BLOCK_M if ALONG_N else BLOCK_M // 2
+    ALONG_N: gl.constexpr = BLOCK_M == ROWS
     HALF_N: gl.constexpr = BLOCK_N // 2 if ALONG_N else BLOCK_N
     kind: gl.constexpr = x.dtype.element_ty
     result: gl.constexpr = out.dtype.element_ty
-    CHUNK: gl.constexpr = 1024 // result.primitive_bitwidth
-    la: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
-        [HALF_M, BLOCK_K], kind, cga_layout=_along_m(CTAS)
-    )
-    lb: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
-        [HALF_N, BLOCK_K], kind, cga_layout=_in_each(CTAS)
-    )
-    lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
-        [HALF_M, CHUNK], result, cga_layout=_along_m(CTAS)
-    )
-    xd = tma.make_tensor_descriptor(x, [M, K], [x_stride, 1], [HALF_M, BLOCK_K], la)
-    wd = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [HALF_N, BLOCK_K], lb)
-    od = tma.make_tensor_descriptor(out, [M, N], [out_stride, 1], [HALF_M, CHUNK], lc)
-    a0 = gl.allocate_shared_memory(kind, [STAGES, HALF_M, BLOCK_K], la)
+    CHUNK: gl.constexpr = min(1024 // result.primitive_bitwidth, HALF_N)
+    la: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_K], kind)
+    lb: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF_N, BLOCK_K], kind)
+    lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, CHUNK], result)
+    a0 = gl.allocate_shared_memory(kind, [STAGES, ROWS, BLOCK_K], la)
     b0 = gl.allocate_shared_memory(kind, [STAGES, HALF_N, BLOCK_K], lb)
     if ALONG_N:
         a1 = a0
         b1 = gl.allocate_shared_memory(kind, [STAGES, HALF_N, BLOCK_K], lb)
     else:
-        a1 = gl.allocate_shared_memory(kind, [STAGES, HALF_M, BLOCK_K], la)
+        a1 = gl.allocate_shared_memory(kind, [STAGES, ROWS, BLOCK_K], la)
         b1 = b0
-    c0 = gl.allocate_shared_memory(result, [BUFFERS, HALF_M, CHUNK], lc)
-    c1 = gl.allocate_shared_memory(result, [BUFFERS, HALF_M, CHUNK], lc)
+    c0 = gl.allocate_shared_memory(result, [BUFFERS, ROWS, CHUNK], lc)
+    c1 = gl.allocate_shared_memory(result, [BUFFERS, ROWS, CHUNK], lc)
     full = mbarrier.allocate_mbarrier(STAGES)
     empty = mbarrier.allocate_mbarrier(STAGES)
-    pair = empty
-    if CTAS > 1:
-        pair = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout(_in_one(CTAS)))
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), 1)
+        mbarrier.init(full.index(stage), 2)
         mbarrier.init(empty.index(stage), 2)
-        if CTAS > 1:
-            mbarrier.init(pair.index(stage), 1)
-    # Behind the descriptors, for whose making shared memory of the ring served: without these, the compiler
-    # puts a fence, and in clusters an exchange between all CTAs, into every step.
-    fence_async_shared(cluster=CTAS > 1)
-    if CTAS > 1:
-        cluster.barrier()
-    SPLIT: gl.constexpr = parts is not None
-    tail = (M, N, x_scale, weight_scale, bias, x_scale_step, weight_scale_step, extra)
+    fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (od, a0, b0, c0, full, empty, parts, counters, M, N, K, tail,
-                        0, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT, EPILOGUE)),
-            (_consume, (od, a1, b1, c1, full, empty, parts, counters, M, N, K, tail,
-                        1, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT, EPILOGUE)),
-            (_produce, (xd, wd, a0, a1, b0, b1, full, empty, pair, M, N, K,
-                        BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, SPLIT)),
+            (_multiply, (
+                out, out_stride, a0, b0, c0, full, empty, parts, counters,
+                M, N, K, extra, 0, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, EPILOGUE,
+            )),
+            (_multiply, (
+                out, out_stride, a1, b1, c1, full, empty, parts, counters,
+                M, N, K, extra, 1, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, EPILOGUE,
+            )),
+            (_load, (
+                x, x_stride, M, a0, a1, full, empty, M, N, K,
+                True, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP,
+            )),
+            (_load, (
+                weight, weight_stride, N, b0, b1, full, empty, M, N, K,
+                False, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP,
+            )),
         ],
-        [4, 1],
-        [232, 40],
+        [4, 1, 1],
+        [232, 40, 40],
     )  # fmt: skip

@@ -19,12 +19,11 @@ dependents early (PDL) gains 0.8 us at 64x7168x2048 and nothing elsewhere. Three
 whole output in place of four stages: 0.83 to 1.03 of it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kiln.backends.cuda.primitive import Constant, CudaPrimitive, Number, Pointer, Scratch
-from kiln.ir.dtypes import BF16, F16, F32, DType
+from kiln.ir.dtypes import BF16, F16, F32, I32, DType
 
 Expr: TypeAlias = Any
 
@@ -34,7 +33,8 @@ N: Expr = ["dim", "N"]
 K: Expr = ["dim", "K"]
 SM = 90
 MULTIPROCESSORS = 132
-"""Of an H100 or H200. With fewer, CTAs wait for their turn; no block is lost."""
+"""Of an H100 or H200, and programs of a launch: each has one, and may find nothing to do. On fewer, some
+wait for their turn; no block is lost."""
 SHARED = 232448
 """Bytes that a CTA may have."""
 LIMITS = (["le", M, 2**20], ["le", N, 2**20], ["ge", K, 1], ["le", K, 2**16])
@@ -43,55 +43,46 @@ LIMITS = (["le", M, 2**20], ["le", N, 2**20], ["ge", K, 1], ["le", K, 2**16])
 
 @dataclass(frozen=True)
 class Block:
-    """How a program takes the output apart."""
+    """What a program takes of the output at a time."""
 
     m: int
+    """128: warpgroups lie above each other; 64: side by side, since a wgmma has 64 rows."""
     n: int
     stages: int
-    group: int
+    group: int = 16
     """Blocks along M that are walked together."""
-    split: bool = False
-    """Blocks that do not come out even over the programs are shared along K."""
-    buffers: int = 2
-    """For the output: each of 128 bytes of every row of a warpgroup."""
-
-    @property
-    def along_n(self) -> bool:
-        """Whether warpgroups halve the block along N: a wgmma has 64 rows."""
-        return self.m == 64
 
     @property
     def name(self) -> str:
         """Part of the variant's name."""
-        return f"ws_m{self.m}_n{self.n}_s{self.stages}_g{self.group}{'_split' if self.split else ''}"
+        return f"ws_m{self.m}_n{self.n}_s{self.stages}_g{self.group}"
+
+    @property
+    def columns(self) -> int:
+        """Of a warpgroup."""
+        return self.n if self.m > 64 else self.n // 2
+
+    def buffers(self, out: DType) -> int:
+        """For the output of a warpgroup, each of 128 bytes of every row: two, if it has as many."""
+        return min(2, -(-self.columns * out.bytes // 128))
+
+    @property
+    def scratch(self) -> tuple[Scratch, ...]:
+        """What programs that share blocks leave for each other: a part each, at most."""
+        parts = MULTIPROCESSORS * self.m * self.n * F32.bytes
+        return Scratch("parts", parts), Scratch("counters", MULTIPROCESSORS * 2 * I32.bytes, zeroed=True)
 
 
 BLOCKS = (
-    Block(128, 256, 4, group=16),
-    Block(128, 256, 4, group=8),
-    Block(128, 128, 6, group=16),
-    Block(128, 64, 8, group=16),
-    Block(64, 256, 4, group=16),
-    Block(128, 256, 4, group=16, split=True),
-    Block(128, 128, 6, group=16, split=True),
-    Block(128, 64, 8, group=16, split=True),
-    Block(64, 128, 8, group=16, split=True),
+    Block(128, 256, 4),
+    Block(128, 128, 6),
+    Block(128, 64, 8),
+    Block(64, 256, 4),
+    Block(64, 128, 8),
+    Block(64, 64, 12),
 )
 TYPES = ((BF16, BF16), (BF16, F32), (F16, F16), (F16, F32))
 """Of x and weight, and of the output."""
-
-
-def _programs(block: Block, depth: int) -> Expr:
-    tiles: Expr = ["mul", ["cdiv", M, block.m], ["cdiv", N, block.n]]
-    work = ["mul", tiles, ["cdiv", K, depth]] if block.split else tiles
-    return ["min", MULTIPROCESSORS, work]
-
-
-def _scratch(block: Block) -> tuple[Scratch, ...]:
-    if not block.split:
-        return ()
-    parts = 2 * MULTIPROCESSORS * block.m * block.n * F32.bytes
-    return (Scratch("parts", parts), Scratch("counters", 4 * MULTIPROCESSORS * 4, zeroed=True))
 
 
 def _when(kind: DType, out: DType) -> Expr:
@@ -108,26 +99,17 @@ def _when(kind: DType, out: DType) -> Expr:
 
 
 def _row(kind: DType, out: DType, block: Block) -> CudaPrimitive:
-    depth = 128 // kind.bytes
     constants: dict[str, Constant | None] = {
-        "BLOCK_M": block.m, "BLOCK_N": block.n, "BLOCK_K": depth, "STAGES": block.stages,
-        "GROUP": block.group, "ALONG_N": block.along_n, "BUFFERS": block.buffers, "PDL": False,
-        "EPILOGUE": None, "extra": None,
+        "BLOCK_M": block.m, "BLOCK_N": block.n, "BLOCK_K": 128 // kind.bytes, "STAGES": block.stages,
+        "GROUP": block.group, "BUFFERS": block.buffers(out), "EPILOGUE": None, "extra": None,
     }  # fmt: skip
-    pointers: list[Pointer] = [
+    pointers = (
         Pointer("x", "x", kind.name, align=16),
         Pointer("weight", "weight", kind.name, align=16),
         Pointer("out", "out", out.name, "write", align=16),
-    ]
-    constants |= dict.fromkeys(("x_scale", "weight_scale", "bias"))
-    constants |= dict.fromkeys(("x_scale_step", "weight_scale_step"), 0)
-    if block.split:
-        pointers += [
-            Pointer("parts", "scratch:parts", F32.name, "write", align=16),
-            Pointer("counters", "scratch:counters", "i32", "write"),
-        ]
-    else:
-        constants |= {"parts": None, "counters": None}
+        Pointer("parts", "scratch:parts", F32.name, "write", align=16),
+        Pointer("counters", "scratch:counters", I32.name, "write"),
+    )
     numbers = (Number("M", "i32", M), Number("N", "i32", N), Number("K", "i32", K))
     strides = (Number(f"{t}_stride", "i64", ["stride", t]) for t in ("x", "weight", "out"))
     types = kind.name if kind is out else f"{kind.name}_{out.name}"
@@ -137,21 +119,14 @@ def _row(kind: DType, out: DType, block: Block) -> CudaPrimitive:
         kernel=KERNEL,
         params=(*pointers, *numbers, *strides),
         constants=constants,
-        grid=(_programs(block, depth), 1, 1),
+        grid=(MULTIPROCESSORS, 1, 1),
         when=_when(kind, out),
         num_warps=4,
         num_stages=block.stages,
-        scratch=_scratch(block),
+        scratch=block.scratch,
         min_sm=SM,
         max_sm=SM,
     )
 
 
-def _rows() -> Iterator[CudaPrimitive]:
-    for block in BLOCKS:
-        # The widest shared block spills 24 bytes when it writes f32.
-        for kind, out in TYPES if not block.split or block.n < 256 else TYPES[::2]:
-            yield _row(kind, out, block)
-
-
-CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_rows())
+CANDIDATES: tuple[CudaPrimitive, ...] = tuple(_row(*types, block) for block in BLOCKS for types in TYPES)
