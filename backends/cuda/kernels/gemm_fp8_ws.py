@@ -84,10 +84,9 @@ def _bias(bias, index, size):
 
 
 @gluon.jit
-def _column_values(weight_scale, bias, n, N, step, W: gl.constexpr):
-    """(scales, bias) of a piece's columns."""
-    index = n.to(gl.int64) + gl.arange(0, W, _across(W))
-    return _scales(weight_scale, index, N, step), _bias(bias, index, N)
+def _columns(n, W: gl.constexpr):
+    """The numbers (i64) of a piece's columns."""
+    return n.to(gl.int64) + gl.arange(0, W, _across(W))
 
 
 @gluon.jit
@@ -100,14 +99,18 @@ def _store(out, c, total, x_scale, weight_scale, bias, m, n, AT: gl.constexpr):
         HALF: gl.constexpr = W // 2
         NEXT: gl.constexpr = AT + HALF // CHUNK
         left, right = total.reshape([ROWS, 2, HALF]).permute([0, 2, 1]).split()
-        scale0, scale1 = weight_scale.reshape([2, HALF]).permute([1, 0]).split()
+        scale0 = None
+        scale1 = None
+        if weight_scale is not None:
+            scale0, scale1 = weight_scale.reshape([2, HALF]).permute([1, 0]).split()
         bias0, bias1 = bias.reshape([2, HALF]).permute([1, 0]).split()
         _store(out, c, left, x_scale, scale0, bias0, m, n, AT)
         _store(out, c, right, x_scale, scale1, bias1, m, n + HALF, NEXT)
     else:
         layout: gl.constexpr = total.type.layout
         buffer = c.index(AT % 2)
-        total = gl.convert_layout(weight_scale, gl.SliceLayout(0, layout))[None, :] * total
+        if weight_scale is not None:
+            total = gl.convert_layout(weight_scale, gl.SliceLayout(0, layout))[None, :] * total
         if x_scale is not None:
             total = gl.convert_layout(x_scale, gl.SliceLayout(1, layout))[:, None] * total
         total += gl.convert_layout(bias.to(gl.float32), gl.SliceLayout(0, layout))[None, :]
@@ -239,7 +242,7 @@ def _two(
             part0 = warpgroup_mma_wait(0, deps=[part0])
             total0 = _here(total0 + part0)
             part1 = warpgroup_mma(
-                a.index(stage), b1.index(stage).permute([1, 0]), nothing1, use_acc=False, is_async=True
+                a.index(stage), b1.index(stage).permute([1, 0]), part0, use_acc=False, is_async=True
             )
             part1 = warpgroup_mma(
                 a.index(second), b1.index(second).permute([1, 0]), part1, is_async=True
@@ -283,9 +286,13 @@ def _multiply(
         if x_scale is not None:
             index = m.to(gl.int64) + gl.arange(0, ROWS, gl.SliceLayout(1, left))
             row_scale = _scales(x_scale, index, M, x_scale_step)
-        scale0, bias0 = _column_values(weight_scale, bias, n, N, weight_scale_step, W0)
+        columns = _columns(n, W0)
+        scale0 = _scales(weight_scale, columns, N, weight_scale_step)
+        bias0 = _bias(bias, columns, N)
         if PIECES == 2:
-            scale1, bias1 = _column_values(weight_scale, bias, n + W0, N, weight_scale_step, W1)
+            columns = _columns(n + W0, W1)
+            scale1 = _scales(weight_scale, columns, N, weight_scale_step)
+            bias1 = _bias(bias, columns, N)
             total0, total1, stage, phase = _two(
                 a, b0, b1, full, empty, stage, phase, steps, PROMOTE, STAGES, OVERLAP
             )

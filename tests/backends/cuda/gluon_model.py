@@ -200,6 +200,8 @@ def _mma(a: Shared, b: Shared, total: Tensor, use_acc: bool = True, is_async: bo
 def _load(p: Pointer, mask: Any = True, other: float = 0.0) -> Any:
     if p.memory is None:
         return np.full(np.shape(p.at), other, np.float32).view(Tensor)
+    if np.ndim(p.at) == 0:
+        return p.memory[int(p.at)] if mask else p.memory.dtype.type(other)
     return np.where(mask, p.memory[np.where(mask, p.at, 0)], other).astype(p.memory.dtype).view(Tensor)
 
 
@@ -248,7 +250,7 @@ LANGUAGE = SimpleNamespace(
     constexpr=None, float32=F32, int64=None, static_range=range,
     program_id=lambda axis: Int(_thread.program[0]), num_programs=lambda axis: Int(_thread.program[1]),
     cdiv=lambda a, b: Int(-(-int(a) // int(b))), minimum=lambda a, b: Int(min(a, b)),
-    where=lambda c, a, b: Int(a if c else b),
+    where=lambda c, a, b: np.where(c, a, b).view(Tensor) if isinstance(c, np.ndarray) else Int(a if c else b),
     arange=lambda first, last, layout: np.arange(first, last).view(Tensor),
     zeros=lambda shape, kind, layout: np.zeros(shape, kind.dtype).view(Tensor), load=_load,
     SliceLayout=_nothing, NVMMADistributedLayout=_nothing,

@@ -10,14 +10,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kiln.backends.cuda.kernels import gemm_fp8_ws
+from kiln.backends.cuda.kernels import gemm_fp8_ws, gemm_fp8_ws_block
 from kiln.recipes.gemm_fp8 import OPS
 from kiln.tests.backends.cuda import gluon_model
 from kiln.tests.backends.cuda.gluon_model import MBARRIER, Int, Pointer, functions, launch
 
 Array: TypeAlias = np.ndarray[Any, Any]
 E4M3, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
-SCALED = next(op for op in OPS if op.name == "scaled_matmul_bt")
+SCALED, BLOCK = (
+    next(op for op in OPS if op.name == name) for name in ("scaled_matmul_bt", "scaled_matmul_bt_block")
+)
 HOW: tuple[dict[str, Any], ...] = (
     {"BLOCK_M": 128, "BLOCK_N": 256, "PROMOTE": 1, "OVERLAP": False},
     {"BLOCK_M": 128, "BLOCK_N": 256, "PROMOTE": 2, "OVERLAP": False},
@@ -29,6 +31,35 @@ HOW: tuple[dict[str, Any], ...] = (
     {"BLOCK_M": 64, "BLOCK_N": 128, "PROMOTE": 1, "OVERLAP": False},
 )
 
+TILES = ((128, 256), (128, 128), (64, 256), (128, 64), (64, 128))
+
+
+def laid_out(x: Array, weight: Array, bias: Array | None) -> tuple[dict[str, Any], Array]:
+    """Operands in rows that are wider than K, and a column slice of a poisoned buffer."""
+    (m, k), n = x.shape, weight.shape[0]
+    ld = -(-k // 16) * 16 + 16
+    wide = np.zeros((m + n, ld), E4M3)
+    wide.view(np.uint8)[...] = 0x7F
+    wide[:m, :k], wide[m:, :k] = x, weight
+    width = -(-n // 8) * 8 + 16
+    buffer = np.full((m + 1, width), 99, BF16)
+    return {
+        "x": Pointer(wide[:m].reshape(-1)), "weight": Pointer(wide[m:].reshape(-1)), "bias": Pointer(bias),
+        "out": Pointer(buffer.reshape(-1), 8),
+        "M": Int(m), "N": Int(n), "K": Int(k), "x_stride": ld, "weight_stride": ld, "out_stride": width,
+        "STAGES": 3, "GROUP": 2,
+    }, buffer  # fmt: skip
+
+
+def result(kernel: Any, given: dict[str, Any], buffer: Array) -> Array:
+    """What two programs store; nothing beside it."""
+    with np.errstate(invalid="ignore"):
+        launch(kernel, 2, given)
+    outside = np.ones(buffer.shape, bool)
+    outside[:-1, 8 : 8 + given["N"]] = False
+    assert (buffer[outside] == 99).all()
+    return buffer[:-1, 8 : 8 + given["N"]].copy()
+
 
 def product(
     how: dict[str, Any],
@@ -39,30 +70,24 @@ def product(
     bias: Array | None,
     kernels: dict[str, Any] | None = None,
 ) -> Array:
-    """Into a column slice of a poisoned buffer, by two programs, from rows that are wider than K."""
-    (m, k), n = x.shape, weight.shape[0]
-    ld = -(-k // 16) * 16 + 16
-    wide = np.zeros((m + n, ld), E4M3)
-    wide.view(np.uint8)[...] = 0x7F
-    wide[:m, :k], wide[m:, :k] = x, weight
-    width = -(-n // 8) * 8 + 16
-    buffer = np.full((m + 1, width), 99, BF16)
-    given = {
-        "x": Pointer(wide[:m].reshape(-1)), "weight": Pointer(wide[m:].reshape(-1)),
+    given, buffer = laid_out(x, weight, bias)
+    given |= {
         "x_scale": None if x_scale is None else Pointer(x_scale), "weight_scale": Pointer(weight_scale),
-        "bias": Pointer(bias), "out": Pointer(buffer.reshape(-1), 8),
-        "M": Int(m), "N": Int(n), "K": Int(k), "x_stride": ld, "weight_stride": ld, "out_stride": width,
         "x_scale_step": 0 if x_scale is None else min(x_scale.size - 1, 1),
-        "weight_scale_step": min(weight_scale.size - 1, 1),
-        "STAGES": 3, "GROUP": 2, **how,
+        "weight_scale_step": min(weight_scale.size - 1, 1), **how,
     }  # fmt: skip
-    kernels = kernels or functions(gemm_fp8_ws)
-    with np.errstate(invalid="ignore"):
-        launch(kernels["scaled_matmul_bt"], 2, given)
-    outside = np.ones(buffer.shape, bool)
-    outside[:m, 8 : 8 + n] = False
-    assert (buffer[outside] == 99).all()
-    return buffer[:m, 8 : 8 + n].copy()
+    return result((kernels or functions(gemm_fp8_ws))["scaled_matmul_bt"], given, buffer)
+
+
+def block_product(
+    tile: tuple[int, int], x: Array, weight: Array, x_scale: Array, weight_scale: Array, bias: Array | None
+) -> Array:
+    given, buffer = laid_out(x, weight, bias)
+    for name, scale in (("x_scale", x_scale), ("weight_scale", weight_scale)):
+        given[name] = Pointer(scale.ravel(order="K"))
+        given[f"{name}_stride"], given[f"{name}_colstride"] = (s // 4 for s in scale.strides)
+    given |= {"BLOCK_M": tile[0], "BLOCK_N": tile[1]}
+    return result(functions(gemm_fp8_ws_block, gemm_fp8_ws)["scaled_matmul_bt_block"], given, buffer)
 
 
 def operands(m: int, n: int, k: int, each: bool = True, bias: bool = True) -> dict[str, Array | None]:
@@ -123,3 +148,32 @@ def test_a_stage_that_is_never_given_back_is_noticed(
     kernels["mbarrier"] = SimpleNamespace(**{**vars(MBARRIER), "arrive": lambda bar: None})
     with pytest.raises(AssertionError, match="nobody ends"):
         product(how, **operands(130, 136, 1100), kernels=kernels)
+
+
+def block_operands(m: int, n: int, k: int, major: str, bias: bool) -> dict[str, Array | None]:
+    rng = np.random.default_rng(m + n + k)
+    groups = -(-k // 128)
+    scale = rng.random((m, groups)).astype(np.float32)
+    return {
+        **operands(m, n, k, bias=bias),
+        "x_scale": scale if major == "rows" else np.asfortranarray(scale),
+        "weight_scale": rng.random((-(-n // 128), groups)).astype(np.float32),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "major", "bias"),
+    [(1, 8, 8, "rows", False), (200, 520, 530, "columns", True), (130, 264, 1280, "rows", True)],
+)
+def test_block_scales_meet_the_contract(
+    tile: tuple[int, int], m: int, n: int, k: int, major: str, bias: bool
+) -> None:
+    call = block_operands(m, n, k, major, bias)
+    assert BLOCK.reference is not None
+    (want,) = BLOCK.reference(**call)
+    assert distance(block_product(tile, **call), want) <= BLOCK.contract.rel_l2
+    assert call["x_scale"] is not None
+    call["x_scale"][0, -1] *= 2
+    (other,) = BLOCK.reference(**call)
+    assert not np.array_equal(want[0], other[0])
