@@ -108,13 +108,13 @@ def _multiply(
             n += SIDE * (BLOCK_N // 2)
         else:
             m += SIDE * ROWS
-        index = m + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        index = m.to(gl.int64) + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         rows = x_scale + gl.where(index < M, index, 0) * x_scale_stride
-        columns0 = weight_scale + gl.minimum(n // DEPTH, last) * weight_scale_stride
+        columns0 = weight_scale + gl.minimum(n // DEPTH, last).to(gl.int64) * weight_scale_stride
         bias0 = _bias(bias, _columns(n, W), N)
         if PIECES == 2:
             bias1 = _bias(bias, _columns(n + W, W), N)
-            columns1 = weight_scale + gl.minimum((n + W) // DEPTH, last) * weight_scale_stride
+            columns1 = weight_scale + gl.minimum((n + W) // DEPTH, last).to(gl.int64) * weight_scale_stride
             total0, total1, stage, phase = _two(
                 a, b0, b1, full, empty, stage, phase, rows, columns0, columns1, K,
                 x_scale_colstride, weight_scale_colstride, STAGES,
