@@ -36,10 +36,17 @@ def _across(columns):
 
 
 @gluon.jit
+def _steps(split, K, PROMOTE: gl.constexpr, SPLIT: gl.constexpr):
+    """(first, end) of a part's stages, of SPLIT parts along the inner dimension."""
+    groups = gl.cdiv(K, DEPTH * PROMOTE)
+    return groups * split // SPLIT * PROMOTE, groups * (split + 1) // SPLIT * PROMOTE
+
+
+@gluon.jit
 def _copy(
     x, weight, narrow, a, b, full, empty, M, N, K,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, PROMOTE: gl.constexpr,
+    GROUP: gl.constexpr, PROMOTE: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. a: x for the first and second warpgroup (one buffer twice, side by side); b: pieces of
     weight from left to right."""
@@ -48,12 +55,13 @@ def _copy(
     SIDE: gl.constexpr = BLOCK_N // 2
     stage = 0
     phase = 1
-    steps = gl.cdiv(K, DEPTH * PROMOTE) * PROMOTE
-    for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
-        row, column = _block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
+    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * SPLIT
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        row, column = _block(unit // SPLIT, M, N, BLOCK_M, BLOCK_N, GROUP)
         m = row * BLOCK_M
         n = column * BLOCK_N
-        for step in range(steps):
+        first, last = _steps(unit % SPLIT, K, PROMOTE, SPLIT)
+        for step in range(first, last):
             k = step * DEPTH
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
@@ -262,10 +270,45 @@ def _here(value):
 
 
 @gluon.jit
+def _places(total):
+    """Where a tile's elements lie in its part."""
+    layout: gl.constexpr = total.type.layout
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    column = gl.arange(0, total.shape[1], gl.SliceLayout(0, layout))
+    return row[:, None] * total.shape[1] + column[None, :]
+
+
+@gluon.jit
+def _last(total, parts, counter, split, SPLIT: gl.constexpr):
+    """Lays a part of a tile's sums down; whether all others lie there already."""
+    SIZE: gl.constexpr = ROWS * total.shape[1]
+    gl.store(parts + split * SIZE + _places(total), total)
+    # Every thread has written before one says so; acquire and release order that for the other programs.
+    gl.barrier()
+    last = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+    if last:
+        gl.store(counter, 0)
+    return last
+
+
+@gluon.jit
+def _sum(total, parts, SPLIT: gl.constexpr):
+    """The parts' sum, in order of the inner dimension."""
+    SIZE: gl.constexpr = ROWS * total.shape[1]
+    places = _places(total)
+    made = gl.load(parts + places, cache_modifier=".cg")
+    for split in gl.static_range(1, SPLIT):
+        made += gl.load(parts + split * SIZE + places, cache_modifier=".cg")
+    return made
+
+
+@gluon.jit
 def _multiply(
-    out, a, b0, b1, c, full, empty, x_scale, weight_scale, bias, M, N, K, x_scale_step, weight_scale_step,
+    out, a, b0, b1, c, full, empty, x_scale, weight_scale, bias, parts, counters, M, N, K,
+    x_scale_step, weight_scale_step,
     SIDE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, PIECES: gl.constexpr,
     STAGES: gl.constexpr, GROUP: gl.constexpr, PROMOTE: gl.constexpr, OVERLAP: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """A multiplying warpgroup, the first or the second: its half of every tile of this program."""
     W0: gl.constexpr = b0.shape[1]
@@ -273,9 +316,11 @@ def _multiply(
     left: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W0, 32])
     stage = 0
     phase = 0
-    steps = gl.cdiv(K, DEPTH * PROMOTE) * PROMOTE
-    for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
-        row, column = _block(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
+    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * SPLIT
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        row, column = _block(unit // SPLIT, M, N, BLOCK_M, BLOCK_N, GROUP)
+        first, last = _steps(unit % SPLIT, K, PROMOTE, SPLIT)
+        steps = last - first
         m = row * BLOCK_M
         n = column * BLOCK_N
         if BLOCK_M == ROWS:
@@ -303,16 +348,22 @@ def _multiply(
                 total0, stage, phase = _one_overlapped(a, b0, full, empty, stage, phase, steps, STAGES)
             else:
                 total0, stage, phase = _one(a, b0, full, empty, stage, phase, steps, PROMOTE, STAGES)
-            _store(out, c, total0, row_scale, scale0, bias0, m, n, 0)
+            if SPLIT == 1:
+                _store(out, c, total0, row_scale, scale0, bias0, m, n, 0)
+            else:
+                half = unit // SPLIT * 2 + SIDE
+                own = parts + half.to(gl.int64) * (SPLIT * ROWS * W0)
+                if _last(total0, own, counters + half, unit % SPLIT, SPLIT):
+                    _store(out, c, _sum(total0, own, SPLIT), row_scale, scale0, bias0, m, n, 0)
     tma.store_wait(0)
 
 
 @gluon.jit
 def scaled_matmul_bt(
-    x, weight, x_scale, weight_scale, bias, out, M, N, K, x_stride, weight_stride, out_stride,
-    x_scale_step, weight_scale_step,
+    x, weight, x_scale, weight_scale, bias, out, parts, counters, M, N, K,
+    x_stride, weight_stride, out_stride, x_scale_step, weight_scale_step,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    PROMOTE: gl.constexpr, OVERLAP: gl.constexpr,
+    PROMOTE: gl.constexpr, OVERLAP: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """K >= 1; rows of x, weight and out are multiples of 16 bytes apart and begin at such addresses.
 
@@ -320,6 +371,10 @@ def scaled_matmul_bt(
     of the columns each (BLOCK_M 64). A half has one piece of 64 or 128 columns, or two: of 128 and 128 or 64.
     x_scale is None, or indexed by rows times x_scale_step (0: one for all); weight_scale likewise by columns;
     bias may be null. With OVERLAP and one piece, PROMOTE is 2 and stands for an even number of steps.
+
+    SPLIT programs share a tile of one piece along the inner dimension. parts [tiles, 2, SPLIT, 64 * columns] f32 and
+    counters [tiles, 2], zeros before and after, are None with SPLIT 1. Nobody waits for another program: the last
+    one to finish adds the parts in order, so that bits do not depend on who that was.
     """
     dtype: gl.constexpr = x.dtype.element_ty
     result: gl.constexpr = out.dtype.element_ty
@@ -370,18 +425,18 @@ def scaled_matmul_bt(
     gl.warp_specialize(
         [
             (_multiply, (
-                od, a0, b0, b1, c0, full, empty, x_scale, weight_scale, bias, M, N, K,
+                od, a0, b0, b1, c0, full, empty, x_scale, weight_scale, bias, parts, counters, M, N, K,
                 x_scale_step, weight_scale_step,
-                0, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, PROMOTE, OVERLAP,
+                0, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, PROMOTE, OVERLAP, SPLIT,
             )),
             (_multiply, (
-                od, a1, b2, b3, c1, full, empty, x_scale, weight_scale, bias, M, N, K,
+                od, a1, b2, b3, c1, full, empty, x_scale, weight_scale, bias, parts, counters, M, N, K,
                 x_scale_step, weight_scale_step,
-                1, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, PROMOTE, OVERLAP,
+                1, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, PROMOTE, OVERLAP, SPLIT,
             )),
             (_copy, (
                 xd, wd, narrow, (a0, a1), b, full, empty, M, N, K,
-                BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, PROMOTE,
+                BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, PROMOTE, SPLIT,
             )),
         ],
         [4, 1],

@@ -195,7 +195,7 @@ def scaled_matmul_bt_block(
                 1, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP,
             )),
             (_copy, (
-                xd, wd, wd, (a0, a1), b, full, empty, M, N, K, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, 1,
+                xd, wd, wd, (a0, a1), b, full, empty, M, N, K, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, 1, 1,
             )),
         ],
         [4, 1],

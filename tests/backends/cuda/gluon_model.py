@@ -29,7 +29,7 @@ F32 = Kind(np.float32, 32)
 KINDS = {
     np.dtype(d): Kind(d, bits)
     for d, bits in (
-        (np.float32, 32), (np.float16, 16), (ml_dtypes.bfloat16, 16), (ml_dtypes.float8_e4m3fn, 8),
+        (np.float32, 32), (np.int32, 32), (np.float16, 16), (ml_dtypes.bfloat16, 16), (ml_dtypes.float8_e4m3fn, 8),
     )
 }  # fmt: skip
 
@@ -168,6 +168,7 @@ class Descriptor:
 
 
 _thread = threading.local()
+_atomics = threading.Lock()
 
 
 def _allocate(kind: Kind, shape: Sequence[int], layout: Any) -> Shared:
@@ -197,7 +198,21 @@ def _mma(a: Shared, b: Shared, total: Tensor, use_acc: bool = True, is_async: bo
         return np.asarray(total + made if use_acc else made).view(Tensor)
 
 
-def _load(p: Pointer, mask: Any = True, other: float = 0.0) -> Any:
+def _store(p: Pointer, value: Any) -> None:
+    assert p.memory is not None
+    p.memory[p.at] = value
+
+
+def _atomic_add(p: Pointer, value: int, sem: str, scope: str) -> Int:
+    assert (sem, scope) == ("acq_rel", "gpu")
+    assert p.memory is not None
+    with _atomics:
+        old = Int(p.memory[p.at])
+        p.memory[p.at] += value
+    return old
+
+
+def _load(p: Pointer, mask: Any = True, other: float = 0.0, cache_modifier: str = "") -> Any:
     if p.memory is None:
         return np.full(np.shape(p.at), other, np.float32).view(Tensor)
     if np.ndim(p.at) == 0:
@@ -252,7 +267,8 @@ LANGUAGE = SimpleNamespace(
     cdiv=lambda a, b: Int(-(-int(a) // int(b))), minimum=lambda a, b: Int(min(a, b)),
     where=lambda c, a, b: np.where(c, a, b).view(Tensor) if isinstance(c, np.ndarray) else Int(a if c else b),
     arange=lambda first, last, layout: np.arange(first, last).view(Tensor),
-    zeros=lambda shape, kind, layout: np.zeros(shape, kind.dtype).view(Tensor), load=_load,
+    zeros=lambda shape, kind, layout: np.zeros(shape, kind.dtype).view(Tensor), load=_load, store=_store,
+    atomic_add=_atomic_add, barrier=_nothing,
     SliceLayout=_nothing, NVMMADistributedLayout=_nothing,
     NVMMASharedLayout=SimpleNamespace(get_default_for=_nothing), DistributedLinearLayout=_nothing,
     convert_layout=lambda value, layout: value, allocate_shared_memory=_allocate,

@@ -29,6 +29,8 @@ HOW: tuple[dict[str, Any], ...] = (
     {"BLOCK_M": 128, "BLOCK_N": 128, "PROMOTE": 2, "OVERLAP": True},
     {"BLOCK_M": 64, "BLOCK_N": 256, "PROMOTE": 1, "OVERLAP": False},
     {"BLOCK_M": 64, "BLOCK_N": 128, "PROMOTE": 1, "OVERLAP": False},
+    {"BLOCK_M": 128, "BLOCK_N": 128, "PROMOTE": 1, "OVERLAP": False, "SPLIT": 2},
+    {"BLOCK_M": 64, "BLOCK_N": 256, "PROMOTE": 1, "OVERLAP": False, "SPLIT": 4},
 )
 
 TILES = ((128, 256), (128, 128), (64, 256), (128, 64), (64, 128))
@@ -74,9 +76,16 @@ def product(
     given |= {
         "x_scale": None if x_scale is None else Pointer(x_scale), "weight_scale": Pointer(weight_scale),
         "x_scale_step": 0 if x_scale is None else min(x_scale.size - 1, 1),
-        "weight_scale_step": min(weight_scale.size - 1, 1), **how,
+        "weight_scale_step": min(weight_scale.size - 1, 1), "SPLIT": 1, "parts": None, "counters": None, **how,
     }  # fmt: skip
-    return result((kernels or functions(gemm_fp8_ws))["scaled_matmul_bt"], given, buffer)
+    tiles = -(-given["M"] // how["BLOCK_M"]) * -(-given["N"] // how["BLOCK_N"])
+    counters = np.zeros(2 * tiles, np.int32)
+    if given["SPLIT"] > 1:
+        parts = np.full(tiles * given["SPLIT"] * how["BLOCK_M"] * how["BLOCK_N"], np.nan, np.float32)
+        given |= {"parts": Pointer(parts), "counters": Pointer(counters)}
+    made = result((kernels or functions(gemm_fp8_ws))["scaled_matmul_bt"], given, buffer)
+    assert not counters.any()
+    return made
 
 
 def block_product(
