@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kiln.backends.cuda.kernels import gemm_fp8_ws, gemm_fp8_ws_block
+from kiln.backends.cuda.kernels import gemm_fp8_ws, gemm_fp8_ws_sums
 from kiln.recipes.gemm_fp8 import OPS
 from kiln.tests.backends.cuda import gluon_model
 from kiln.tests.backends.cuda.gluon_model import MBARRIER, Int, Pointer, functions, launch
@@ -21,19 +21,18 @@ SCALED, BLOCK = (
     next(op for op in OPS if op.name == name) for name in ("scaled_matmul_bt", "scaled_matmul_bt_block")
 )
 HOW: tuple[dict[str, Any], ...] = (
-    {"BLOCK_M": 128, "BLOCK_N": 256, "PROMOTE": 1, "OVERLAP": False},
-    {"BLOCK_M": 128, "BLOCK_N": 256, "PROMOTE": 2, "OVERLAP": False},
-    {"BLOCK_M": 128, "BLOCK_N": 192, "PROMOTE": 1, "OVERLAP": True},
-    {"BLOCK_M": 128, "BLOCK_N": 128, "PROMOTE": 1, "OVERLAP": False},
-    {"BLOCK_M": 128, "BLOCK_N": 128, "PROMOTE": 2, "OVERLAP": False},
-    {"BLOCK_M": 128, "BLOCK_N": 128, "PROMOTE": 2, "OVERLAP": True},
-    {"BLOCK_M": 64, "BLOCK_N": 256, "PROMOTE": 1, "OVERLAP": False},
-    {"BLOCK_M": 64, "BLOCK_N": 128, "PROMOTE": 1, "OVERLAP": False},
-    {"BLOCK_M": 128, "BLOCK_N": 128, "PROMOTE": 1, "OVERLAP": False, "SPLIT": 2},
-    {"BLOCK_M": 64, "BLOCK_N": 256, "PROMOTE": 1, "OVERLAP": False, "SPLIT": 4},
+    {},
+    {"BUFFERS": 4},
+    {"AREG": True},
+    {"LATE": 2},
+    {"BLOCK_N": 128},
+    {"BLOCK_M": 64},
+    {"BLOCK_M": 64, "BLOCK_N": 128, "BUFFERS": 1, "LATE": 2},
+    {"BLOCK_N": 64, "BUFFERS": 1},
+    {"SPLIT": 2},
+    {"BLOCK_N": 128, "SPLIT": 4},
 )
-
-TILES = ((128, 256), (128, 128), (64, 256), (128, 64), (64, 128))
+PLAIN = {"BLOCK_M": 128, "BLOCK_N": 256, "BUFFERS": 2, "SPLIT": 1, "LATE": 0, "AREG": False}
 
 
 def laid_out(x: Array, weight: Array, bias: Array | None) -> tuple[dict[str, Any], Array]:
@@ -49,14 +48,22 @@ def laid_out(x: Array, weight: Array, bias: Array | None) -> tuple[dict[str, Any
         "x": Pointer(wide[:m].reshape(-1)), "weight": Pointer(wide[m:].reshape(-1)), "bias": Pointer(bias),
         "out": Pointer(buffer.reshape(-1), 8),
         "M": Int(m), "N": Int(n), "K": Int(k), "x_stride": ld, "weight_stride": ld, "out_stride": width,
-        "STAGES": 3, "GROUP": 2,
+        "STAGES": 3, "GROUP": 2, "x_scale_colstride": 0, "weight_scale_colstride": 0,
     }, buffer  # fmt: skip
 
 
-def result(kernel: Any, given: dict[str, Any], buffer: Array) -> Array:
-    """What two programs store; nothing beside it."""
+def result(how: dict[str, Any], given: dict[str, Any], buffer: Array, kernels: dict[str, Any] | None) -> Array:
+    """What two programs store; nothing beside it, and zeros where arrivals were counted."""
+    given |= {"parts": None, "counters": None, **PLAIN, **how}
+    tiles = -(-given["M"] // given["BLOCK_M"]) * -(-given["N"] // given["BLOCK_N"])
+    counters = np.zeros(2 * tiles, np.int32)
+    if given["SPLIT"] > 1:
+        parts = np.full(tiles * given["SPLIT"] * given["BLOCK_M"] * given["BLOCK_N"], np.nan, np.float32)
+        given |= {"parts": Pointer(parts), "counters": Pointer(counters)}
+    kernels = kernels or functions(gemm_fp8_ws, gemm_fp8_ws_sums)
     with np.errstate(invalid="ignore"):
-        launch(kernel, 2, given)
+        launch(kernels["scaled_matmul_bt"], 2, given)
+    assert not counters.any()
     outside = np.ones(buffer.shape, bool)
     outside[:-1, 8 : 8 + given["N"]] = False
     assert (buffer[outside] == 99).all()
@@ -75,28 +82,20 @@ def product(
     given, buffer = laid_out(x, weight, bias)
     given |= {
         "x_scale": None if x_scale is None else Pointer(x_scale), "weight_scale": Pointer(weight_scale),
-        "x_scale_step": 0 if x_scale is None else min(x_scale.size - 1, 1),
-        "weight_scale_step": min(weight_scale.size - 1, 1), "SPLIT": 1, "parts": None, "counters": None, **how,
+        "x_scale_stride": 0 if x_scale is None else min(x_scale.size - 1, 1),
+        "weight_scale_stride": min(weight_scale.size - 1, 1), "BLOCKS": False,
     }  # fmt: skip
-    tiles = -(-given["M"] // how["BLOCK_M"]) * -(-given["N"] // how["BLOCK_N"])
-    counters = np.zeros(2 * tiles, np.int32)
-    if given["SPLIT"] > 1:
-        parts = np.full(tiles * given["SPLIT"] * how["BLOCK_M"] * how["BLOCK_N"], np.nan, np.float32)
-        given |= {"parts": Pointer(parts), "counters": Pointer(counters)}
-    made = result((kernels or functions(gemm_fp8_ws))["scaled_matmul_bt"], given, buffer)
-    assert not counters.any()
-    return made
+    return result(how, given, buffer, kernels)
 
 
 def block_product(
-    tile: tuple[int, int], x: Array, weight: Array, x_scale: Array, weight_scale: Array, bias: Array | None
+    how: dict[str, Any], x: Array, weight: Array, x_scale: Array, weight_scale: Array, bias: Array | None
 ) -> Array:
     given, buffer = laid_out(x, weight, bias)
     for name, scale in (("x_scale", x_scale), ("weight_scale", weight_scale)):
         given[name] = Pointer(scale.ravel(order="K"))
         given[f"{name}_stride"], given[f"{name}_colstride"] = (s // 4 for s in scale.strides)
-    given |= {"BLOCK_M": tile[0], "BLOCK_N": tile[1]}
-    return result(functions(gemm_fp8_ws_block, gemm_fp8_ws)["scaled_matmul_bt_block"], given, buffer)
+    return result(how, {**given, "BLOCKS": True}, buffer, None)
 
 
 def operands(m: int, n: int, k: int, each: bool = True, bias: bool = True) -> dict[str, Array | None]:
@@ -153,7 +152,7 @@ def test_a_stage_that_is_never_given_back_is_noticed(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gluon_model, "PATIENCE", 0.3)
-    kernels = functions(gemm_fp8_ws)
+    kernels = functions(gemm_fp8_ws, gemm_fp8_ws_sums)
     kernels["mbarrier"] = SimpleNamespace(**{**vars(MBARRIER), "arrive": lambda bar: None})
     with pytest.raises(AssertionError, match="nobody ends"):
         product(how, **operands(130, 136, 1100), kernels=kernels)
@@ -170,18 +169,18 @@ def block_operands(m: int, n: int, k: int, major: str, bias: bool) -> dict[str, 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize(
     ("m", "n", "k", "major", "bias"),
     [(1, 8, 8, "rows", False), (200, 520, 530, "columns", True), (130, 264, 1280, "rows", True)],
 )
 def test_block_scales_meet_the_contract(
-    tile: tuple[int, int], m: int, n: int, k: int, major: str, bias: bool
+    how: dict[str, Any], m: int, n: int, k: int, major: str, bias: bool
 ) -> None:
     call = block_operands(m, n, k, major, bias)
     assert BLOCK.reference is not None
     (want,) = BLOCK.reference(**call)
-    assert distance(block_product(tile, **call), want) <= BLOCK.contract.rel_l2
+    assert distance(block_product(how, **call), want) <= BLOCK.contract.rel_l2
     assert call["x_scale"] is not None
     call["x_scale"][0, -1] *= 2
     (other,) = BLOCK.reference(**call)
