@@ -1,5 +1,6 @@
-"""Scaled products of e4m3 codes for Hopper: one warp fills a ring of stages by TMA, two warpgroups multiply
-(`gemm_fp8_ws_sums`), scale, round, and store by TMA while the next tile is being loaded.
+"""Scaled products of e4m3 codes for Hopper: two warps fill a ring of stages by TMA, one with x and one with weight, and
+two warpgroups multiply (`gemm_fp8_ws_sums`), scale, round, and store by TMA while the next tile is being loaded.
+Each makes the tensor map that it uses, so that a launch waits for one and not for three.
 
 A tile is 128 rows, 64 for each warpgroup, or 64 rows whose columns the warpgroups halve. A half has one piece of 64
 or 128 columns, or two of 128. Scales of rows and columns and the bias are loaded before the sums begin, a value in
@@ -24,85 +25,43 @@ def _across(columns, chunk):
 
 @gluon.jit
 def _unit(
-    unit, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr
-):
-    """(row, column, first step, end) of a part of a tile: one of SPLIT along the inner dimension."""
+    unit, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr,
+    TOGETHER: gl.constexpr,
+):  # fmt: skip
+    """(row, column, first step, end) of a part of a tile: one of SPLIT along the inner dimension, in multiples of
+    TOGETHER steps. Beyond K, copies are zeros."""
     row, column = _block(unit // SPLIT, M, N, BLOCK_M, BLOCK_N, GROUP)
-    steps = gl.cdiv(K, DEPTH)
+    groups = gl.cdiv(K, DEPTH * TOGETHER)
     split = unit % SPLIT
-    return row * BLOCK_M, column * BLOCK_N, steps * split // SPLIT, steps * (split + 1) // SPLIT
-
-
-@gluon.jit
-def _copy_x(
-    x, x_stride, a0, a1, full, empty, M, N, K,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr,
-):  # fmt: skip
-    """The warp that copies x, for the first and second warpgroup (one buffer twice, side by side)."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, DEPTH], x.dtype.element_ty)
-    xd = tma.make_tensor_descriptor(x, [M, K], [x_stride, 1], [ROWS, DEPTH], layout)
-    stage = 0
-    phase = 1
-    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * SPLIT
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        m, n, first, end = _unit(unit, M, N, K, BLOCK_M, BLOCK_N, GROUP, SPLIT)
-        for step in range(first, end):
-            ready = full.index(stage)
-            mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(ready, BLOCK_M * DEPTH)
-            tma.async_load(xd, [m, step * DEPTH], ready, a0.index(stage))
-            if BLOCK_M != ROWS:
-                tma.async_load(xd, [m + ROWS, step * DEPTH], ready, a1.index(stage))
-            stage, phase = _next(stage, phase, STAGES)
-
-
-@gluon.jit
-def _copy_weight(
-    weight, weight_stride, b, full, empty, M, N, K,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr,
-):  # fmt: skip
-    """The warp that copies weight, in pieces from left to right."""
-    W: gl.constexpr = b[0].shape[1]
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([W, DEPTH], weight.dtype.element_ty)
-    wd = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [W, DEPTH], layout)
-    stage = 0
-    phase = 1
-    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * SPLIT
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        m, n, first, end = _unit(unit, M, N, K, BLOCK_M, BLOCK_N, GROUP, SPLIT)
-        for step in range(first, end):
-            ready = full.index(stage)
-            mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(ready, BLOCK_N * DEPTH)
-            for piece in gl.static_range(BLOCK_N // W):
-                tma.async_load(wd, [n + piece * W, step * DEPTH], ready, b[piece].index(stage))
-            stage, phase = _next(stage, phase, STAGES)
+    first = groups * split // SPLIT * TOGETHER
+    return row * BLOCK_M, column * BLOCK_N, first, groups * (split + 1) // SPLIT * TOGETHER
 
 
 @gluon.jit
 def _copy(
-    x, weight, a, b, full, empty, M, N, K,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, SPLIT: gl.constexpr,
+    source, stride, size, buffers, full, empty, M, N, K,
+    WEIGHT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, SPLIT: gl.constexpr, TOGETHER: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp. a: x for the first and second warpgroup (one buffer twice, side by side); b: pieces of
-    weight from left to right."""
-    W: gl.constexpr = weight.block_shape[0]
+    """A copying warp, for x or weight [size, K]: a tile's rows in as many boxes as there are buffers for."""
+    BOX: gl.constexpr = buffers[0].shape[1]
+    BLOCK: gl.constexpr = BLOCK_N if WEIGHT else BLOCK_M
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BOX, DEPTH], source.dtype.element_ty)
+    boxes = tma.make_tensor_descriptor(source, [size, K], [stride, 1], [BOX, DEPTH], layout)
     stage = 0
     phase = 1
     units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * SPLIT
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        m, n, first, end = _unit(unit, M, N, K, BLOCK_M, BLOCK_N, GROUP, SPLIT)
+        m, n, first, end = _unit(unit, M, N, K, BLOCK_M, BLOCK_N, GROUP, SPLIT, TOGETHER)
+        row = m
+        if WEIGHT:
+            row = n
         for step in range(first, end):
-            k = step * DEPTH
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(ready, (BLOCK_M + BLOCK_N) * DEPTH)
-            tma.async_load(x, [m, k], ready, a[0].index(stage))
-            if BLOCK_M != ROWS:
-                tma.async_load(x, [m + ROWS, k], ready, a[1].index(stage))
-            for piece in gl.static_range(BLOCK_N // W):
-                tma.async_load(weight, [n + piece * W, k], ready, b[piece].index(stage))
+            mbarrier.expect(ready, BLOCK * DEPTH)
+            for box in gl.static_range(BLOCK // BOX):
+                tma.async_load(boxes, [row + box * BOX, step * DEPTH], ready, buffers[box].index(stage))
             stage, phase = _next(stage, phase, STAGES)
 
 
@@ -128,8 +87,9 @@ def _places(total):
 
 
 @gluon.jit
-def _last(counter, SPLIT: gl.constexpr):
-    """Whether all other parts of a tile lie there already, behind the own one's stores."""
+def _last(total, parts, counter, split, SPLIT: gl.constexpr):
+    """Lays a part of a tile's sums down; whether all others lie there already."""
+    gl.store(parts + split * (ROWS * total.shape[1]) + _places(total), total)
     # Every thread has written before one says so; acquire and release order that for the other programs.
     gl.barrier()
     last = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
@@ -139,12 +99,12 @@ def _last(counter, SPLIT: gl.constexpr):
 
 
 @gluon.jit
-def _sum(total, parts, SIZE: gl.constexpr, SPLIT: gl.constexpr):
-    """The sum of parts that are SIZE apart, in order of the inner dimension."""
+def _sum(total, parts, SPLIT: gl.constexpr):
+    """The parts' sum, in order of the inner dimension."""
     places = _places(total)
     made = gl.load(parts + places, cache_modifier=".cg")
     for split in gl.static_range(1, SPLIT):
-        made += gl.load(parts + split * SIZE + places, cache_modifier=".cg")
+        made += gl.load(parts + split * (ROWS * total.shape[1]) + places, cache_modifier=".cg")
     return made
 
 
@@ -182,23 +142,22 @@ def _store(out, c, total, x_scale, weight_scale, bias, m, n, AT: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    target, out_stride, a, b0, b1, c, full, empty, x_scale, weight_scale, bias, parts, counters, M, N, K, strides,
+    out, out_stride, a, b0, b1, c, full, empty, x_scale, weight_scale, bias, parts, counters, M, N, K, strides,
     SIDE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, PIECES: gl.constexpr,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, BLOCKS: gl.constexpr, LATE: gl.constexpr, AREG: gl.constexpr,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, TOGETHER: gl.constexpr,
+    BLOCKS: gl.constexpr,
 ):  # fmt: skip
     """A multiplying warpgroup, the first or the second: its half of every tile of this program."""
     W: gl.constexpr = b0.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W, 32])
     x_stride, x_colstride, weight_stride, weight_colstride = strides
-    out = target
-    if LATE:
-        lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, c.shape[2]], c.dtype)
-        out = tma.make_tensor_descriptor(target, [M, N], [out_stride, 1], [ROWS, c.shape[2]], lc)
+    lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, c.shape[2]], c.dtype)
+    target = tma.make_tensor_descriptor(out, [M, N], [out_stride, 1], [ROWS, c.shape[2]], lc)
     stage = 0
     phase = 0
     units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * SPLIT
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        m, n, first, end = _unit(unit, M, N, K, BLOCK_M, BLOCK_N, GROUP, SPLIT)
+        m, n, first, end = _unit(unit, M, N, K, BLOCK_M, BLOCK_N, GROUP, SPLIT, TOGETHER)
         if BLOCK_M == ROWS:
             n += SIDE * (BLOCK_N // 2)
         else:
@@ -207,19 +166,18 @@ def _multiply(
         column0 = n.to(gl.int64) + gl.arange(0, W, _across(W, c.shape[2]))
         column1 = column0 + W
         blocks = None
+        right = None
         row_scale = None
         scale0 = None
         scale1 = None
         if BLOCKS:
             begin = first.to(gl.int64)
-            at = weight_scale + begin * weight_colstride
+            rows = x_scale + gl.where(row < M, row, 0) * x_stride + begin * x_colstride
             last = gl.cdiv(N, DEPTH) - 1
-            blocks = (
-                x_scale + gl.where(row < M, row, 0) * x_stride + begin * x_colstride,
-                at + gl.minimum(n // DEPTH, last).to(gl.int64) * weight_stride,
-                at + gl.minimum((n + W) // DEPTH, last).to(gl.int64) * weight_stride,
-                x_colstride, weight_colstride,
-            )  # fmt: skip
+            columns = weight_scale + begin * weight_colstride
+            right = columns + gl.minimum((n + W) // DEPTH, last).to(gl.int64) * weight_stride
+            columns += gl.minimum(n // DEPTH, last).to(gl.int64) * weight_stride
+            blocks = ((rows, columns), (x_colstride, weight_colstride), gl.cdiv(K, DEPTH) - first)
         else:
             if x_scale is not None:
                 row_scale = _scales(x_scale, row, M, x_stride)
@@ -230,30 +188,19 @@ def _multiply(
                 scale1 = _scales(weight_scale, column1, N, weight_stride)
             bias1 = _bias(bias, column1, N)
             total0, total1, stage, phase = two_pieces(
-                a, b0, b1, full, empty, stage, phase, end - first, blocks, STAGES, AREG
+                a, b0, b1, full, empty, stage, phase, end - first, blocks, right, STAGES
             )
+            _store(target, c, total0, row_scale, scale0, bias0, m, n, 0)
+            _store(target, c, total1, row_scale, scale1, bias1, m, n + W, W // c.shape[2])
         else:
-            total0, stage, phase = one_piece(
-                a, b0, full, empty, stage, phase, end - first, blocks, STAGES, AREG
-            )
-        complete = True
-        if SPLIT > 1:
-            SIZE: gl.constexpr = ROWS * W * PIECES
-            half = unit // SPLIT * 2 + SIDE
-            all_parts = parts + half.to(gl.int64) * (SPLIT * SIZE)
-            own = all_parts + unit % SPLIT * SIZE
-            gl.store(own + _places(total0), total0)
-            if PIECES == 2:
-                gl.store(own + ROWS * W + _places(total1), total1)
-            complete = _last(counters + half, SPLIT)
-        if complete:
-            if SPLIT > 1:
-                total0 = _sum(total0, all_parts, SIZE, SPLIT)
-            _store(out, c, total0, row_scale, scale0, bias0, m, n, 0)
-            if PIECES == 2:
-                if SPLIT > 1:
-                    total1 = _sum(total1, all_parts + ROWS * W, SIZE, SPLIT)
-                _store(out, c, total1, row_scale, scale1, bias1, m, n + W, W // c.shape[2])
+            total0, stage, phase = one_piece(a, b0, full, empty, stage, phase, end - first, blocks, STAGES)
+            if SPLIT == 1:
+                _store(target, c, total0, row_scale, scale0, bias0, m, n, 0)
+            else:
+                half = unit // SPLIT * 2 + SIDE
+                own = parts + half.to(gl.int64) * (SPLIT * ROWS * W)
+                if _last(total0, own, counters + half, unit % SPLIT, SPLIT):
+                    _store(target, c, _sum(total0, own, SPLIT), row_scale, scale0, bias0, m, n, 0)
     tma.store_wait(0)
 
 
@@ -263,7 +210,7 @@ def scaled_matmul_bt(
     x_stride, weight_stride, out_stride,
     x_scale_stride, x_scale_colstride, weight_scale_stride, weight_scale_colstride,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    BUFFERS: gl.constexpr, SPLIT: gl.constexpr, BLOCKS: gl.constexpr, LATE: gl.constexpr, AREG: gl.constexpr,
+    BUFFERS: gl.constexpr, SPLIT: gl.constexpr, BLOCKS: gl.constexpr,
 ):  # fmt: skip
     """K >= 1; rows of x, weight and out are multiples of 16 bytes apart and begin at such addresses.
 
@@ -272,7 +219,7 @@ def scaled_matmul_bt(
     columns likewise. bias may be null. The output leaves through BUFFERS of 128 bytes of every row for each
     warpgroup, of whose number a tile has a multiple.
 
-    SPLIT programs share a tile along the inner dimension. parts [tiles, 2, SPLIT, 64 * columns of a half] f32 and
+    SPLIT programs share a tile of one piece along the inner dimension. parts [tiles, 2, SPLIT, 64 * columns] f32 and
     counters [tiles, 2], zeros before and after, are None with SPLIT 1. Nobody waits for another program: the last
     one to finish adds the parts in order, so that bits do not depend on who that was.
     """
@@ -283,15 +230,11 @@ def scaled_matmul_bt(
     HALF: gl.constexpr = BLOCK_N if BLOCK_M > ROWS else BLOCK_N // 2
     W: gl.constexpr = min(HALF, 128)
     PIECES: gl.constexpr = HALF // W
+    gl.static_assert(SPLIT == 1 or PIECES == 1)
+    TOGETHER: gl.constexpr = 4 // PIECES if BLOCKS else 1
     la: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, DEPTH], dtype)
     lb: gl.constexpr = gl.NVMMASharedLayout.get_default_for([W, DEPTH], dtype)
     lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, CHUNK], result)
-    od = out
-    if LATE < 2:
-        xd = tma.make_tensor_descriptor(x, [M, K], [x_stride, 1], [ROWS, DEPTH], la)
-        wd = tma.make_tensor_descriptor(weight, [N, K], [weight_stride, 1], [W, DEPTH], lb)
-    if LATE < 1:
-        od = tma.make_tensor_descriptor(out, [M, N], [out_stride, 1], [ROWS, CHUNK], lc)
     a0 = gl.allocate_shared_memory(dtype, [STAGES, ROWS, DEPTH], la)
     b0 = gl.allocate_shared_memory(dtype, [STAGES, W, DEPTH], lb)
     # Pieces from left to right; warpgroups that lie above each other have the same.
@@ -315,45 +258,30 @@ def scaled_matmul_bt(
     full = mbarrier.allocate_mbarrier(STAGES)
     empty = mbarrier.allocate_mbarrier(STAGES)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), 2 if LATE == 2 else 1)
+        mbarrier.init(full.index(stage), 2)
         mbarrier.init(empty.index(stage), 2)
     # Without it, the compiler puts a fence into every step, since descriptors are made in memory of the ring.
     fence_async_shared()
     strides = (x_scale_stride, x_scale_colstride, weight_scale_stride, weight_scale_colstride)
-    if LATE < 2:
-        gl.warp_specialize(
-            [
-                (_multiply, (
-                    od, out_stride, a0, b0, b1, c0, full, empty, x_scale, weight_scale, bias, parts, counters,
-                    M, N, K, strides, 0, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, SPLIT, BLOCKS, LATE, AREG,
-                )),
-                (_multiply, (
-                    od, out_stride, a1, b2, b3, c1, full, empty, x_scale, weight_scale, bias, parts, counters,
-                    M, N, K, strides, 1, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, SPLIT, BLOCKS, LATE, AREG,
-                )),
-                (_copy, (
-                    xd, wd, (a0, a1), (b0, b1, b2, b3), full, empty, M, N, K,
-                    BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, SPLIT,
-                )),
-            ],
-            [4, 1],
-            [240, 24],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_multiply, (
-                    od, out_stride, a0, b0, b1, c0, full, empty, x_scale, weight_scale, bias, parts, counters,
-                    M, N, K, strides, 0, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, SPLIT, BLOCKS, LATE, AREG,
-                )),
-                (_multiply, (
-                    od, out_stride, a1, b2, b3, c1, full, empty, x_scale, weight_scale, bias, parts, counters,
-                    M, N, K, strides, 1, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, SPLIT, BLOCKS, LATE, AREG,
-                )),
-                (_copy_x, (x, x_stride, a0, a1, full, empty, M, N, K, BLOCK_M, BLOCK_N, STAGES, GROUP, SPLIT)),
-                (_copy_weight, (weight, weight_stride, (b0, b1, b2, b3), full, empty, M, N, K,
-                                BLOCK_M, BLOCK_N, STAGES, GROUP, SPLIT)),
-            ],
-            [4, 1, 1],
-            [240, 24, 24],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                out, out_stride, a0, b0, b1, c0, full, empty, x_scale, weight_scale, bias, parts, counters,
+                M, N, K, strides, 0, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, SPLIT, TOGETHER, BLOCKS,
+            )),
+            (_multiply, (
+                out, out_stride, a1, b2, b3, c1, full, empty, x_scale, weight_scale, bias, parts, counters,
+                M, N, K, strides, 1, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, SPLIT, TOGETHER, BLOCKS,
+            )),
+            (_copy, (
+                x, x_stride, M, (a0, a1), full, empty, M, N, K,
+                False, BLOCK_M, BLOCK_N, STAGES, GROUP, SPLIT, TOGETHER,
+            )),
+            (_copy, (
+                weight, weight_stride, N, (b0, b1, b2, b3), full, empty, M, N, K,
+                True, BLOCK_M, BLOCK_N, STAGES, GROUP, SPLIT, TOGETHER,
+            )),
+        ],
+        [4, 1, 1],
+        [240, 24, 24],
+    )  # fmt: skip

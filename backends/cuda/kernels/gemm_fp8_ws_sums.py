@@ -24,109 +24,129 @@ def _here(value):
 
 
 @gluon.jit
-def _scaled(part, scale, column):
+def _scaled(part, scales):
     """Products times the scales of their rows and their block of columns."""
-    if scale is None:
-        return part
-    else:
-        return part * (scale * column)[:, None]
+    return part * (scales[0] * scales[1])[:, None]
 
 
 @gluon.jit
-def _loaded(pointers, live):
-    """The scales of a step, if there is one."""
-    return gl.load(pointers, mask=live, other=0.0)
+def _loaded(pointers):
+    """The scales of a step."""
+    return gl.load(pointers[0]), gl.load(pointers[1])
 
 
 @gluon.jit
-def one_piece(a, b, full, empty, stage, phase, steps, scales, STAGES: gl.constexpr, AREG: gl.constexpr):
+def _after(pointers, distances, more):
+    """The next step's; past the last one, its own again."""
+    return pointers[0] + gl.where(more, distances[0], 0), pointers[1] + gl.where(more, distances[1], 0)
+
+
+@gluon.jit
+def _products(a, b, stage, place):
+    """The products of one stage, in the registers of `place`."""
+    part = warpgroup_mma(
+        a.index(stage), b.index(stage).permute([1, 0]), place, use_acc=False, is_async=True
+    )
+    return warpgroup_mma_wait(0, deps=[part])
+
+
+@gluon.jit
+def one_piece(a, b, full, empty, stage, phase, steps, scales, STAGES: gl.constexpr):
     """(total, stage, phase) of a tile of one piece of columns.
 
-    scales: None, or pointers to those of the rows [64] and of the piece for the first step, and how far the next
-    step's are from them.
+    scales: None, or pointers to those of the rows [64] and of the piece for the first step, how far the next
+    step's are from them, and how many steps have some. Then steps are a multiple of 4, and scales are loaded 4 steps
+    ahead, each into registers of its own: a move would wait for memory.
     """
     W: gl.constexpr = b.shape[1]
-    BLOCKS: gl.constexpr = scales is not None
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W, 32])
     nothing = gl.zeros([ROWS, W], gl.float32, layout)
     total = nothing
-    scale = None
-    column = None
-    if BLOCKS:
-        rows, columns, _, rows_step, columns_step = scales
-        scale, column = _loaded(rows, steps > 0), _loaded(columns, steps > 0)
-        rows += rows_step
-        columns += columns_step
-        next_scale, next_column = _loaded(rows, steps > 1), _loaded(columns, steps > 1)
-    for step in range(steps):
-        mbarrier.wait(full.index(stage), phase)
-        left = a.index(stage)
-        if AREG:
-            left = left.load(gl.DotOperandLayout(0, layout, 4))
-        part = warpgroup_mma(
-            left, b.index(stage).permute([1, 0]), nothing, use_acc=False, is_async=True
-        )
-        if BLOCKS:  # those of the step after the next: memory takes longer than one piece's products
-            rows += rows_step
-            columns += columns_step
-            later, later_column = _loaded(rows, step + 2 < steps), _loaded(columns, step + 2 < steps)
-        part = warpgroup_mma_wait(0, deps=[part])
-        mbarrier.arrive(empty.index(stage))
-        total += _scaled(part, scale, column)
-        if BLOCKS:
-            scale, column = next_scale, next_column
-            next_scale, next_column = later, later_column
-        stage, phase = _next(stage, phase, STAGES)
+    if scales is None:
+        for _ in range(steps):
+            mbarrier.wait(full.index(stage), phase)
+            part = _products(a, b, stage, nothing)
+            mbarrier.arrive(empty.index(stage))
+            total += part
+            stage, phase = _next(stage, phase, STAGES)
+    else:
+        at, distances, live = scales
+        part = nothing
+        s0 = _loaded(at)
+        at = _after(at, distances, live > 1)
+        s1 = _loaded(at)
+        at = _after(at, distances, live > 2)
+        s2 = _loaded(at)
+        at = _after(at, distances, live > 3)
+        s3 = _loaded(at)
+        for step in range(0, steps, 4):
+            for i in gl.static_range(4):
+                mbarrier.wait(full.index(stage), phase)
+                part = _products(a, b, stage, part)
+                mbarrier.arrive(empty.index(stage))
+                stage, phase = _next(stage, phase, STAGES)
+                at = _after(at, distances, step + 4 + i < live)
+                if i == 0:
+                    total = _here(total + _scaled(part, s0))
+                    s0 = _loaded(at)
+                if i == 1:
+                    total = _here(total + _scaled(part, s1))
+                    s1 = _loaded(at)
+                if i == 2:
+                    total = _here(total + _scaled(part, s2))
+                    s2 = _loaded(at)
+                if i == 3:
+                    total = _here(total + _scaled(part, s3))
+                    s3 = _loaded(at)
     return total, stage, phase
 
 
 @gluon.jit
-def two_pieces(a, b0, b1, full, empty, stage, phase, steps, scales, STAGES: gl.constexpr, AREG: gl.constexpr):
-    """(left total, right total, stage, phase) of a tile of two pieces of the same width. The second piece's
-    products lie in the registers of the first one's: both together do not fit beside totals and scales."""
+def two_pieces(a, b0, b1, full, empty, stage, phase, steps, scales, right, STAGES: gl.constexpr):
+    """(left total, right total, stage, phase) of a tile of two pieces of the same width. Scales as for `one_piece`,
+    `right` pointing to those of the right piece, 2 steps ahead. With them, all products lie in the same registers:
+    there are no others beside totals and scales."""
     W: gl.constexpr = b0.shape[1]
-    BLOCKS: gl.constexpr = scales is not None
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W, 32])
     nothing = gl.zeros([ROWS, W], gl.float32, layout)
     total0 = nothing
     total1 = nothing
-    scale = None
-    column0 = None
-    column1 = None
-    if BLOCKS:
-        rows, columns0, columns1, rows_step, columns_step = scales
-        scale = _loaded(rows, steps > 0)
-        column0, column1 = _loaded(columns0, steps > 0), _loaded(columns1, steps > 0)
-        rows += rows_step
-        columns0 += columns_step
-        columns1 += columns_step
-        next_scale = _loaded(rows, steps > 1)
-        next0, next1 = _loaded(columns0, steps > 1), _loaded(columns1, steps > 1)
-    for step in range(steps):
-        mbarrier.wait(full.index(stage), phase)
-        left = a.index(stage)
-        if AREG:
-            left = left.load(gl.DotOperandLayout(0, layout, 4))
-        part0 = warpgroup_mma(
-            left, b0.index(stage).permute([1, 0]), nothing, use_acc=False, is_async=True
-        )
-        if BLOCKS:  # those of the step after the next: memory takes longer than one piece's products
-            rows += rows_step
-            columns0 += columns_step
-            columns1 += columns_step
-            later = _loaded(rows, step + 2 < steps)
-            later0, later1 = _loaded(columns0, step + 2 < steps), _loaded(columns1, step + 2 < steps)
-        part0 = warpgroup_mma_wait(0, deps=[part0])
-        total0 = _here(total0 + _scaled(part0, scale, column0))
-        part1 = warpgroup_mma(
-            left, b1.index(stage).permute([1, 0]), part0 if BLOCKS else nothing,
-            use_acc=False, is_async=True,
-        )  # fmt: skip
-        part1 = warpgroup_mma_wait(0, deps=[part1])
-        mbarrier.arrive(empty.index(stage))
-        total1 += _scaled(part1, scale, column1)
-        if BLOCKS:
-            scale, column0, column1 = next_scale, next0, next1
-            next_scale, next0, next1 = later, later0, later1
-        stage, phase = _next(stage, phase, STAGES)
+    if scales is None:
+        for _ in range(steps):
+            mbarrier.wait(full.index(stage), phase)
+            part0 = _products(a, b0, stage, nothing)
+            total0 = _here(total0 + part0)
+            part1 = _products(a, b1, stage, nothing)
+            mbarrier.arrive(empty.index(stage))
+            total1 += part1
+            stage, phase = _next(stage, phase, STAGES)
+    else:
+        at, distances, live = scales
+        part = nothing
+        s0 = _loaded(at)
+        c0 = gl.load(right)
+        more = live > 1
+        at = _after(at, distances, more)
+        right += gl.where(more, distances[1], 0)
+        s1 = _loaded(at)
+        c1 = gl.load(right)
+        for step in range(0, steps, 2):
+            for i in gl.static_range(2):
+                mbarrier.wait(full.index(stage), phase)
+                part = _products(a, b0, stage, part)
+                total0 = _here(total0 + _scaled(part, s0 if i == 0 else s1))
+                part = _products(a, b1, stage, part)
+                mbarrier.arrive(empty.index(stage))
+                stage, phase = _next(stage, phase, STAGES)
+                more = step + 2 + i < live
+                at = _after(at, distances, more)
+                right += gl.where(more, distances[1], 0)
+                if i == 0:
+                    total1 = _here(total1 + _scaled(part, (s0[0], c0)))
+                    s0 = _loaded(at)
+                    c0 = gl.load(right)
+                else:
+                    total1 = _here(total1 + _scaled(part, (s1[0], c1)))
+                    s1 = _loaded(at)
+                    c1 = gl.load(right)
     return total0, total1, stage, phase

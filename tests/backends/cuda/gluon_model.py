@@ -65,6 +65,9 @@ class Int(int):
 class Tensor(np.ndarray[Any, Any]):
     """A tensor in registers."""
 
+    def __iadd__(self, other: Any) -> Any:
+        return self + other  # tensors in registers do not share memory
+
     def to(self, kind: Kind) -> "Tensor":
         return self.astype(kind.dtype).view(Tensor)
 
@@ -142,9 +145,6 @@ class Shared:
 
     def store(self, value: Tensor) -> None:
         self.memory[...] = value
-
-    def load(self, layout: Any) -> "Shared":
-        return Shared(self.memory.copy(), self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ LANGUAGE = SimpleNamespace(
     arange=lambda first, last, layout: np.arange(first, last).view(Tensor),
     zeros=lambda shape, kind, layout: np.zeros(shape, kind.dtype).view(Tensor), load=_load, store=_store,
     atomic_add=_atomic_add, barrier=_nothing,
-    SliceLayout=_nothing, DotOperandLayout=_nothing, static_assert=_nothing, NVMMADistributedLayout=_nothing,
+    SliceLayout=_nothing, static_assert=_nothing, NVMMADistributedLayout=_nothing,
     NVMMASharedLayout=SimpleNamespace(get_default_for=_nothing), DistributedLinearLayout=_nothing,
     convert_layout=lambda value, layout: value, allocate_shared_memory=_allocate,
     inline_asm_elementwise=lambda asm, constraints, args, *rest, **more: args[0],
