@@ -231,7 +231,7 @@ def scaled_matmul_bt(
     W: gl.constexpr = min(HALF, 128)
     PIECES: gl.constexpr = HALF // W
     gl.static_assert(SPLIT == 1 or PIECES == 1)
-    TOGETHER: gl.constexpr = 4 // PIECES if BLOCKS else 1
+    TOGETHER: gl.constexpr = 4 if BLOCKS and PIECES == 1 else 1
     la: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, DEPTH], dtype)
     lb: gl.constexpr = gl.NVMMASharedLayout.get_default_for([W, DEPTH], dtype)
     lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, CHUNK], result)

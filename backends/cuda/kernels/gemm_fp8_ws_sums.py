@@ -42,6 +42,19 @@ def _after(pointers, distances, more):
 
 
 @gluon.jit
+def _four(at, distances, step, live):
+    """The scales of four steps from `step` on, and where the next ones are."""
+    s0 = _loaded(at)
+    at = _after(at, distances, step + 1 < live)
+    s1 = _loaded(at)
+    at = _after(at, distances, step + 2 < live)
+    s2 = _loaded(at)
+    at = _after(at, distances, step + 3 < live)
+    s3 = _loaded(at)
+    return s0, s1, s2, s3, _after(at, distances, step + 4 < live)
+
+
+@gluon.jit
 def _products(a, b, stage, place):
     """The products of one stage, in the registers of `place`."""
     part = warpgroup_mma(
@@ -72,32 +85,23 @@ def one_piece(a, b, full, empty, stage, phase, steps, scales, STAGES: gl.constex
     else:
         at, distances, live = scales
         part = nothing
-        s0 = _loaded(at)
-        at = _after(at, distances, live > 1)
-        s1 = _loaded(at)
-        at = _after(at, distances, live > 2)
-        s2 = _loaded(at)
-        at = _after(at, distances, live > 3)
-        s3 = _loaded(at)
+        s0, s1, s2, s3, at = _four(at, distances, 0, live)
         for step in range(0, steps, 4):
+            n0, n1, n2, n3, at = _four(at, distances, step + 4, live)
             for i in gl.static_range(4):
                 mbarrier.wait(full.index(stage), phase)
                 part = _products(a, b, stage, part)
                 mbarrier.arrive(empty.index(stage))
                 stage, phase = _next(stage, phase, STAGES)
-                at = _after(at, distances, step + 4 + i < live)
                 if i == 0:
                     total = _here(total + _scaled(part, s0))
-                    s0 = _loaded(at)
                 if i == 1:
                     total = _here(total + _scaled(part, s1))
-                    s1 = _loaded(at)
                 if i == 2:
                     total = _here(total + _scaled(part, s2))
-                    s2 = _loaded(at)
                 if i == 3:
                     total = _here(total + _scaled(part, s3))
-                    s3 = _loaded(at)
+            s0, s1, s2, s3 = n0, n1, n2, n3
     return total, stage, phase
 
 
@@ -122,31 +126,20 @@ def two_pieces(a, b0, b1, full, empty, stage, phase, steps, scales, right, STAGE
             stage, phase = _next(stage, phase, STAGES)
     else:
         at, distances, live = scales
-        part = nothing
         s0 = _loaded(at)
         c0 = gl.load(right)
-        more = live > 1
-        at = _after(at, distances, more)
-        right += gl.where(more, distances[1], 0)
-        s1 = _loaded(at)
-        c1 = gl.load(right)
-        for step in range(0, steps, 2):
-            for i in gl.static_range(2):
-                mbarrier.wait(full.index(stage), phase)
-                part = _products(a, b0, stage, part)
-                total0 = _here(total0 + _scaled(part, s0 if i == 0 else s1))
-                part = _products(a, b1, stage, part)
-                mbarrier.arrive(empty.index(stage))
-                stage, phase = _next(stage, phase, STAGES)
-                more = step + 2 + i < live
-                at = _after(at, distances, more)
-                right += gl.where(more, distances[1], 0)
-                if i == 0:
-                    total1 = _here(total1 + _scaled(part, (s0[0], c0)))
-                    s0 = _loaded(at)
-                    c0 = gl.load(right)
-                else:
-                    total1 = _here(total1 + _scaled(part, (s1[0], c1)))
-                    s1 = _loaded(at)
-                    c1 = gl.load(right)
+        for step in range(steps):
+            more = step + 1 < live
+            at = _after(at, distances, more)
+            right += gl.where(more, distances[1], 0)
+            later = _loaded(at)
+            later_c = gl.load(right)
+            mbarrier.wait(full.index(stage), phase)
+            part0 = _products(a, b0, stage, nothing)
+            total0 = _here(total0 + _scaled(part0, s0))
+            part1 = _products(a, b1, stage, part0)
+            mbarrier.arrive(empty.index(stage))
+            total1 += _scaled(part1, (s0[0], c0))
+            s0, c0 = later, later_c
+            stage, phase = _next(stage, phase, STAGES)
     return total0, total1, stage, phase

@@ -38,7 +38,7 @@ class Tile:
     @property
     def name(self) -> str:
         """Part of the variant's name."""
-        return f"ws_m{self.m}_n{self.n}_s{self.stages}{f'_x{self.split}' if self.split > 1 else ''}{'_b4' if self.buffers==4 else ''}"
+        return f"ws_m{self.m}_n{self.n}_s{self.stages}" + (f"_x{self.split}" if self.split > 1 else "")
 
     @property
     def tiles(self) -> Expr:
@@ -50,18 +50,16 @@ class Tile:
         return (self.n if self.m == 128 else self.n // 2) * out.bytes // 128
 
 
-WIDE = Tile(128, 256, 4)
-FLAT = Tile(64, 128, 8, rows=256)
+WIDE = Tile(128, 256, 3, buffers=4)
 SQUARE = Tile(128, 128, 6)
+FLAT = Tile(64, 128, 8, rows=256)
 TILES = (
     WIDE,
-    Tile(128, 256, 3, buffers=4),
+    Tile(128, 256, 4),
     SQUARE,
-    FLAT,
     Tile(64, 256, 4, rows=1024),
+    FLAT,
     Tile(64, 128, 8, split=2, rows=256),
-    Tile(64, 128, 8, split=4, rows=256),
-    Tile(128, 128, 6, split=2, rows=1024),
 )
 GROUP = 16
 """Row blocks that are walked together, so that weights stay in L2."""

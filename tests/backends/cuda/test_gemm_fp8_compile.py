@@ -28,8 +28,9 @@ TCGEN05 = r"tcgen05\.mma\.cta_group::1\.kind::f8f6f4"
         ("sm_89", "scaled_matmul_bt_block", "bf16_split4_m16_n128_w4_s5", F8_MMA),
         ("sm_90a", "scaled_matmul_bt_alpha", "f32_any", WGMMA),
         ("sm_90a", "scaled_matmul_bt_block", "bf16_split4_m32_n64_w4_s6", WGMMA),
-        ("sm_90a", "scaled_matmul_bt_block", "bf16_tma_m128_n192_s5_g8", WGMMA),
-        ("sm_90a", "scaled_matmul_bt_block", "bf16_tma_m64_n256_s5_g8", WGMMA),
+        ("sm_90a", "scaled_matmul_bt_block", "bf16_ws_m128_n256_s4", WGMMA),
+        ("sm_90a", "scaled_matmul_bt", "f16_ws_m64_n128_s8", WGMMA),
+        ("sm_90a", "scaled_matmul_bt_alpha", "f32_ws_m128_n128_s6", WGMMA),
         ("sm_100a", "scaled_matmul_bt_block", "bf16_any", TCGEN05),
         ("sm_120a", "scaled_matmul_bt", "bf16_any_unaligned", F8_MMA),
         ("sm_120a", "scaled_matmul_bt_int8", "f32_any", r"mma\.sync\S*\.s32\.s8\.s8"),
@@ -47,12 +48,26 @@ def test_kernels_fit_and_use_the_tensor_cores(target: str, op: str, variant: str
     assert re.search(instruction, made.asm["ptx"])
 
 
-def test_pieces_of_the_hopper_kernel_overlap() -> None:
-    """Each group waits for one piece while the other is multiplied: once a block of k, in both groups."""
-    declared = load((OWN,)).ops["scaled_matmul_bt_block"]
-    payload = {"op": declared.name, "variant": "bf16_tma_m128_n128_s6_g8"}
-    ptx = assemble(handwritten(declared, payload, (OWN,), 90), TARGETS["sm_90a"]).asm["ptx"]
-    assert len(re.findall(r"wgmma\.wait_group\S* 1;", ptx)) == 2
+FIRST = re.compile(r"wgmma\.mma_async\S* \{[^}]*\}, %rd\d+, %rd\d+, 0, 1, 1;")
+"""A product that starts from nothing."""
+
+
+@pytest.mark.parametrize(
+    ("op", "variant", "promoted"),
+    [
+        ("scaled_matmul_bt", "bf16_ws_m128_n256_s4", True),
+        ("scaled_matmul_bt_block", "bf16_ws_m64_n128_s8_x2", True),
+        ("matmul_bt", "bf16_ws_m128_n128_s6_g16", False),
+    ],
+)
+def test_sums_of_codes_leave_the_tensor_cores_every_128(op: str, variant: str, promoted: bool) -> None:
+    """A stage's products, four instructions of 32, are one group, which starts from nothing."""
+    declared = load((OWN,)).ops[op]
+    source = handwritten(declared, {"op": op, "variant": variant}, (OWN,), 90)
+    ptx = assemble(source, TARGETS["sm_90a"]).asm["ptx"]
+    groups, products = ptx.count("wgmma.commit_group"), ptx.count("wgmma.mma_async")
+    assert products == 4 * groups > 0
+    assert len(FIRST.findall(ptx)) == (groups if promoted else 0)
 
 
 def test_every_default_is_a_candidate() -> None:
