@@ -19,6 +19,7 @@ from kiln.compiler.digest import module_closure, side_of
 from kiln.compiler.errors import CheckError
 from kiln.compiler.validate import validate
 from kiln.ir.diagnostics import DeclarationError
+from kiln.ir.record import expressible
 from kiln.ir.spec import Op
 from kiln.runtime.errors import KilnError
 
@@ -48,6 +49,11 @@ class Loaded:
     def sources(self, op: str) -> tuple[Path, ...]:
         """Files that an op's meaning depends on: its module, and what that imports of any catalog."""
         return module_closure(self.modules[op], self._sides)
+
+    @cached_property
+    def expressible(self) -> frozenset[str]:
+        """Ops that one row can run; asking records a recipe's body, so it is asked once for all targets."""
+        return frozenset(name for name, op in self.ops.items() if expressible(op))
 
     @cached_property
     def _sides(self) -> frozenset[str]:

@@ -6,9 +6,11 @@ import ast
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import lru_cache
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ def module_closure(name: str, others: frozenset[str] = frozenset()) -> tuple[Pat
             continue
         seen[current] = path
         beside = path.parent
-        for imported in _imports(path, current):
+        for imported in _imports(path, current, own):
             if side_of(imported) in own or _lies_in(imported, beside):
                 pending.append(imported)
     return tuple(dict.fromkeys(seen[k] for k in sorted(seen)))
@@ -65,12 +67,25 @@ def side_of(name: str) -> str:
 
 def _source(name: str) -> Path | None:
     """The Python file of a module; None if it has none, or there is no such module."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
+    spec = _spec(name)
     origin = spec.origin if spec is not None else None
     return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """None if there is no such module. Packages that it lies in are imported to find it, and nothing else."""
+    parent = name.rpartition(".")[0]
+    if parent and parent not in sys.modules and not _is_package(parent):
+        return None
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _is_package(name: str) -> bool:
+    spec = _spec(name)
+    return spec is not None and spec.submodule_search_locations is not None
 
 
 def _lies_in(name: str, folder: Path) -> bool:
@@ -78,8 +93,11 @@ def _lies_in(name: str, folder: Path) -> bool:
     return "." not in name and (folder / f"{name}.py").is_file()
 
 
-def _imports(path: Path, module: str) -> Iterator[str]:
-    """Names that a file's import statements may load: modules, and what is taken from them."""
+def _imports(path: Path, module: str, own: Set[str]) -> Iterator[str]:
+    """Names that a file's import statements may load: modules, and what is taken from them.
+
+    Only of packages on its `own` sides is what they hold looked up: that would import Triton.
+    """
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in _statements(ast.parse(path.read_bytes(), str(path))):
         if isinstance(node, ast.Import):
@@ -88,8 +106,9 @@ def _imports(path: Path, module: str) -> Iterator[str]:
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             # `from package import module` is about the module: what else the package lists does not count.
-            taken = {f"{base}.{alias.name}": _source(f"{base}.{alias.name}") for alias in node.names}
-            yield from taken if all(taken.values()) else (base, *taken)
+            taken = [f"{base}.{alias.name}" for alias in node.names]
+            are_modules = side_of(base) in own and all(map(_source, taken))
+            yield from taken if are_modules else (base, *taken)
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from kiln.compiler.errors import CheckError
 from kiln.compiler.pipeline import Progress, plan_targets, prove
 from kiln.compiler.reuse import Existing
 from kiln.compiler.signatures import signature_json
+from kiln.compiler.tree import parsed
 from kiln.compiler.workers import Outcome, run_jobs
-from kiln.ir.spec import Op
 from kiln.runtime.errors import IntegrityError, UnavailableError
 from kiln.runtime.files import Folder
-from kiln.runtime.manifest import Index, Kernel, canonical_json, dump, parse_index
+from kiln.runtime.manifest import Index, Kernel, Manifest, parse_index
 from kiln.runtime.verify import INDEX, MANIFEST, MAX_INDEX_BYTES, Fault, verify_target
 
 Class = Literal[
@@ -84,8 +85,9 @@ def check(
         catalogs, loaded, [t for t in names if t in known or targets is not None], known.values(), ops
     )
     found = {t: _unknown(t) for t in names if t not in known}
+    signatures = {name: _text(signature_json(op)) for name, op in loaded.items()}
     for plan in plans:
-        found[plan.target] = _target_drift(plan, path, index, loaded)
+        found[plan.target] = _target_drift(plan, path, index, signatures)
         selected = {n: op for n, op in loaded.items() if n in plan.selected}
         for kernel, why in known[plan.target].stale_samples(selected, catalogs, plan.target):
             found[plan.target].setdefault(kernel, Drift(plan.target, kernel, "stale-samples", why))
@@ -108,22 +110,29 @@ def _unknown(target: str) -> dict[str, Drift]:
     return {MANIFEST: Drift(target, MANIFEST, "extra", why)}
 
 
-def _target_drift(plan: TargetPlan, root: Path, index: Index, loaded: Mapping[str, Op]) -> dict[str, Drift]:
+def _target_drift(
+    plan: TargetPlan, root: Path, index: Index, signatures: Mapping[str, str]
+) -> dict[str, Drift]:
     """By kernel (or file, or op): how a target differs from what is declared, without compiling."""
     if plan.target not in index.targets:
         return {MANIFEST: Drift(plan.target, MANIFEST, "missing", "The tree has no such target; build it.")}
     with Folder.open_root(root) as folder:
-        faults = list(verify_target(folder, plan.target, index))
+        faults = list(verify_target(folder, plan.target, index, _parsed))
     existing = Existing.open(root, plan.target)
     if existing.manifest is None:
         return {d.kernel: d for d in _from_faults(plan, faults, {})}
     kernels = [k for k in existing.manifest.kernels if not plan.is_partial or k.op in plan.selected]
     drifts = [
         *_input_drift(plan, existing.manifest.toolchain, kernels),
-        *_declaration_drift(plan, existing, loaded, kernels),
+        *_declaration_drift(plan, existing, signatures, kernels),
         *_from_faults(plan, faults, _by_own_file(plan.target, existing.manifest.kernels)),
     ]
     return {d.kernel: d for d in drifts}
+
+
+def _parsed(data: bytes, target: str) -> Manifest:
+    """The manifest, read once for its integrity and for its content."""
+    return parsed(data, target).manifest
 
 
 def _by_own_file(target: str, kernels: Iterable[Kernel]) -> dict[str, Kernel]:
@@ -157,8 +166,11 @@ def _input_drift(
     if moved:
         yield Drift(plan.target, MANIFEST, "toolchain", f"Built by other tools: {moved}; build it again.")
     claimed: set[str] = set()
+    made: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in kernels:
+        made.setdefault((kernel.op, kernel.inputs_digest), []).append(kernel)
     for job in plan.jobs:
-        same = [k for k in kernels if (k.op, k.inputs_digest) == (job.op, job.inputs_digest)]
+        same = made.get((job.op, job.inputs_digest), [])
         near = same or [k for k in kernels if k.op == job.op and _is_of(k.variant, job.variant)]
         claimed |= {_name(k) for k in near}
         if not near:
@@ -198,7 +210,7 @@ def _selection_drift(target: str, job: Job, kernels: Sequence[Kernel]) -> Iterat
 
 def _uses(kernel: Kernel) -> dict[str, Any]:
     tuned = kernel.specialization.get(TUNED)
-    return {"when": dump(kernel.when), "priority": kernel.priority, "tuned": tuned}
+    return {"when": kernel.when, "priority": kernel.priority, "tuned": tuned}
 
 
 def _is_of(variant: str, job: str) -> bool:
@@ -212,7 +224,7 @@ def _moves(old: Mapping[str, str], new: Mapping[str, str]) -> str:
 
 
 def _declaration_drift(
-    plan: TargetPlan, existing: Existing, loaded: Mapping[str, Op], kernels: Sequence[Kernel]
+    plan: TargetPlan, existing: Existing, signatures: Mapping[str, str], kernels: Sequence[Kernel]
 ) -> Iterator[Drift]:
     """Signatures and plans that are not what is declared."""
     manifest = existing.manifest
@@ -220,7 +232,9 @@ def _declaration_drift(
         return
     recipes = {(p["op"], p["variant"]): p for p in runnable(plan.recipes, {k.op for k in manifest.kernels})}
     there = {
-        (p.op, p.variant): dump(p) for p in manifest.recipes if not plan.is_partial or p.op in plan.selected
+        (p["op"], p["variant"]): p
+        for p in existing.document["recipes"]
+        if not plan.is_partial or p["op"] in plan.selected
     }
     for key in sorted({*recipes, *there}):
         name = ".".join(key)
@@ -235,15 +249,18 @@ def _declaration_drift(
                 plan.target, name, "contract", "The plan differs from its declaration; build it again."
             )
     for op in sorted({k.op for k in kernels} | {op for op, _ in recipes}):
-        signature = manifest.ops.get(op)
-        if op in loaded and signature is not None and not _same(signature_json(loaded[op]), dump(signature)):
+        if op in signatures and op in manifest.ops and signatures[op] != _text(existing.document["ops"][op]):
             yield Drift(
                 plan.target, op, "contract", "The op's signature differs from its declaration; build again."
             )
 
 
 def _same(a: Any, b: Any) -> bool:
-    return canonical_json(a) == canonical_json(b)
+    return _text(a) == _text(b)
+
+
+_text = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
+"""A JSON value as a text that is equal for equal values alone, tuples being lists."""
 
 
 def _sampled(jobs: Sequence[Job], sample: int | None) -> list[Job]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kiln.runtime.errors import KilnError
+
+if TYPE_CHECKING:
+    from kiln.compiler.report import BuildReport
 
 
 class BuildError(KilnError):
@@ -38,15 +42,27 @@ class FailedJobs(BuildError):
     were.
 
     Attributes:
-        failures: one for each kernel, by target, op and variant.
+        failures: every reason, by target, op and variant.
+        report: what the build did apart from them; None if it is not known.
     """
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
+    def __init__(self, failures: Sequence[Failure], report: BuildReport | None = None) -> None:
         self.failures = tuple(sorted(failures, key=lambda f: (f.target, f.op, f.variant)))
+        self.report = report
         targets = sorted({f.target for f in self.failures})
-        count = f"{len(self.failures)} kernel{'s' if len(self.failures) != 1 else ''} could not be built"
-        kept = f"nothing was written for {', '.join(targets)}"
-        super().__init__("\n  ".join([f"{count}; {kept}:", *map(str, self.failures)]))
+        kernels = len({(f.target, f.op, f.variant) for f in self.failures})
+        count = f"{kernels} kernel{'s' if kernels != 1 else ''} could not be built"
+        head = [count, f"nothing was written for {', '.join(targets)}"]
+        if report is not None:
+            head.append(outlook(report.not_kept))
+        super().__init__("\n  ".join(["; ".join(head) + ":", *map(str, self.failures)]))
 
-    def __reduce__(self) -> tuple[type[FailedJobs], tuple[Sequence[Failure]]]:
-        return type(self), (self.failures,)
+    def __reduce__(self) -> tuple[type[FailedJobs], tuple[Sequence[Failure], BuildReport | None]]:
+        return type(self), (self.failures, self.report)
+
+
+def outlook(not_kept: str) -> str:
+    """What the next build will do with finished kernels that are in no tree; `not_kept` as in a report."""
+    if not_kept:
+        return f"finished kernels could not be kept for the next build ({not_kept})"
+    return "finished kernels are kept for the next build"

@@ -19,13 +19,16 @@ from typing import Any
 from kiln.compiler.backend import Backend, Built, Job, as_selected
 from kiln.compiler.catalog import load_catalogs
 from kiln.compiler.content import State, TargetPlan, assemble
-from kiln.compiler.errors import BuildError, FailedJobs, Failure
+from kiln.compiler.errors import BuildError, FailedJobs, Failure, outlook
+from kiln.compiler.kept import Kept
+from kiln.compiler.report import BuildReport, report_of
 from kiln.compiler.reuse import Existing
 from kiln.compiler.tree import claim_output, locked, write_tree
 from kiln.compiler.workers import Outcome, run_jobs
 from kiln.ir.spec import Op
 from kiln.runtime.elf import ElfError
 from kiln.runtime.errors import KilnError
+from kiln.runtime.files import check_bytes
 from kiln.runtime.manifest import parse_kernel
 from kiln.runtime.proof import prove_kernel, read_artifact
 
@@ -43,38 +46,6 @@ class Progress:
     job: Job
     state: State
     seconds: float
-
-
-@dataclass(frozen=True)
-class KernelReport:
-    """One kernel of a build."""
-
-    target: str
-    op: str
-    variant: str
-    state: State
-    seconds: float
-    """Of its job."""
-    entry: Mapping[str, Any]
-    """Its manifest entry."""
-
-
-@dataclass(frozen=True)
-class BuildReport:
-    """What a build did."""
-
-    out: Path
-    root_digest: str
-    """"sha256:…" of INDEX.json."""
-    generation: int
-    kernels: tuple[KernelReport, ...]
-    """By target, op and variant."""
-    changed: tuple[str, ...]
-    """Targets whose folders were replaced."""
-    unserved: tuple[str, ...] = ()
-    """Composites that a target can't run, each with the op that it has no realization of."""
-    signature_removed: bool = False
-    """Whether the tree was signed before and is not any more."""
 
 
 def build(
@@ -106,8 +77,7 @@ def build(
 
     Raises:
         FailedJobs: some kernels failed to compile, or broke their proof or budget. Their targets are as they
-        were,
-            the others are written.
+            were, the others are written; kernels that were finished are kept for the next build.
         OutputError: the output folder can't be used.
         BuildError, CheckError: nothing was written.
     """
@@ -115,28 +85,32 @@ def build(
     loaded = load_catalogs(tuple(catalogs))
     plans = plan_targets(catalogs, loaded, targets, backends, ops)
     with locked(path, wait):
-        run_plans(plans, path, jobs, executor, progress)
+        kept = Kept(path)
+        with _told(kept):
+            run_plans(plans, path, jobs, executor, progress, kept)
         contents = {p.target: content for p in plans if (content := assemble(p, loaded, path)) is not None}
         written = write_tree(path, contents) if contents else None
-    failures = [failure for plan in plans for failure in plan.failures]
-    if failures:
-        raise FailedJobs(failures)
+        for plan in plans:
+            unwritten = plan.jobs if plan.failures else ()
+            kept.settle(plan.target, plan.selected if plan.is_partial else None, unwritten)
+    report = report_of(plans, path, written, kept.why)
+    if report.failures:
+        raise FailedJobs(report.failures, report)
     if written is None:
         raise BuildError(
             f"nothing to build: {', '.join(p.target for p in plans)} has no kernel of what was selected"
         )
-    reports = (report for plan in plans for report in _reports(plan))
-    kernels = tuple(sorted(reports, key=lambda r: (r.target, r.op, r.variant)))
-    missing = tuple(sentence for plan in plans for sentence in plan.unserved)
-    return BuildReport(
-        path,
-        written.root_digest,
-        written.generation,
-        kernels,
-        written.changed,
-        missing,
-        written.signature_removed,
-    )
+    return report
+
+
+@contextlib.contextmanager
+def _told(kept: Kept) -> Iterator[None]:
+    """Say with an interruption what becomes of the kernels that were finished."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note(outlook(kept.why))
+        raise
 
 
 def source_folders(catalogs: Iterable[str]) -> list[Path]:
@@ -216,9 +190,10 @@ def run_plans(
     jobs: int | None,
     executor: concurrent.futures.Executor | None,
     progress: Callable[[Progress], None] | None,
+    kept: Kept | None = None,
 ) -> None:
     """Fill in the results of every job: from the tree at `out` (None: from nowhere) where its inputs are
-    unchanged."""
+    unchanged, or from what is `kept` of a build that wrote none. What is compiled here is kept there."""
     total, done = sum(len(plan.jobs) for plan in plans), 0
     pending: list[Job] = []
 
@@ -231,15 +206,30 @@ def run_plans(
     for plan in plans:
         reused = Existing.open(out, plan.target).results(plan.jobs) if out is not None else {}
         for job in plan.jobs:
-            if (built := reused.get((job.op, job.variant))) is None:
+            built = reused.get((job.op, job.variant))
+            if built is not None:
+                built = as_selected(job, built)
+            elif kept is not None:
+                built = _kept(job, kept)
+            if built is None:
                 pending.append(job)
             else:
-                plan.results[job.op, job.variant] = (as_selected(job, built), "reused", 0.0)
+                plan.results[job.op, job.variant] = (built, "reused", 0.0)
                 tell(job, "reused", 0.0)
     by_target = {plan.target: plan for plan in plans}
     with contextlib.closing(run_jobs(pending, jobs, executor)) as outcomes:
         for outcome in outcomes:
-            tell(outcome.job, _take(by_target[outcome.job.target], outcome), outcome.seconds)
+            state = _take(by_target[outcome.job.target], outcome)
+            if kept is not None and outcome.built is not None and state == "built":
+                kept.keep(outcome.job, outcome.built)
+            tell(outcome.job, state, outcome.seconds)
+
+
+def _kept(job: Job, kept: Kept) -> Built | None:
+    """The kept result of a job, if it holds what it promises."""
+    found = kept.get(job)
+    built = None if found is None else as_selected(job, found)
+    return None if built is None or prove(job, built) else built
 
 
 def _take(plan: TargetPlan, outcome: Outcome) -> State:
@@ -270,16 +260,12 @@ def prove(job: Job, built: Built) -> list[str]:
             elif kernel.file not in built.files:
                 faults.append(f"the result has no file {kernel.file}")
             else:
-                artifact = read_artifact(job.target, built.files[kernel.file])
+                data = built.files[kernel.file]
+                check_bytes(data, kernel.bytes, kernel.sha256, f"{kernel.file}, as made,")
+                artifact = read_artifact(job.target, data)
                 faults += prove_kernel(kernel, job.target, artifact)
         except ElfError as e:
             faults.append(f"{value['file']}: {e}")
         except KilnError as e:
             faults.append(str(e))
     return faults
-
-
-def _reports(plan: TargetPlan) -> Iterator[KernelReport]:
-    for (op, _), (built, state, seconds) in plan.results.items():
-        for entry in built.kernels:
-            yield KernelReport(plan.target, op, entry["variant"], state, seconds, entry)

@@ -16,7 +16,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 FAMILY = "KERNEL-GDN-PACKED-DECODE"
 T = DTypeVar("T", (BF16, F16, F32))
-S = DTypeVar("S", (F32, BF16))
+S = DTypeVar("S", (F32, BF16, F16))
 P = DTypeVar("P", (F32, BF16, F16))
 O = DTypeVar("O", (BF16, F16, F32))  # noqa: E741  the output's type
 I = DTypeVar("I", (I32, I64))  # noqa: E741  the index type
@@ -136,6 +136,7 @@ PACKED_DECODE = Op(
         Ship({"T": BF16, "S": F32, "P": F32, "O": F32, "I": I32}),
         Ship({"T": BF16, "S": BF16, "P": F32, "O": BF16, "I": I32}),
         Ship({"T": F16, "S": F32, "P": F32, "O": F16, "I": I32}),
+        Ship({"T": F16, "S": F16, "P": F32, "O": F16, "I": I32}),
         Ship({"T": F32, "S": F32, "P": F32, "O": F32, "I": I32}),
     ),
     doc="One decode step of the gated delta rule from packed raw projections: L2 norm of q and k, gates, "

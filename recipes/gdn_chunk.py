@@ -131,16 +131,21 @@ def _chunk(
         return _flat(out).astype(np.float32), state.reshape(initial_state.shape).astype(np.float32)
 
 
-def _domain(*, q: Array, k: Array, g: Array, beta: Array, heads: int, **_: Any) -> dict[str, Array]:
-    """Keys and queries of length 1, decays, strengths between 0 and 1: what the recurrence is stable for."""
+def _domain(*, heads: int, **given: Any) -> dict[str, Array]:
+    """Finite numbers, of which keys and queries have length 1; decays; strengths between 0 and 1: what the
+    recurrence is stable for. The products of a chunk carry what is not finite to its earlier tokens too."""
+    names = ("q", "k", "v", "g", "beta", "initial_state")
+    inside: dict[str, Array] = {n: np.nan_to_num(given[n].astype(np.float32), False, 0, 0, 0) for n in names}
 
     def normal(x: Array) -> Array:
-        split: Array = x.astype(np.float32).reshape(len(x), heads, -1)
+        split: Array = x.reshape(len(x), heads, -1)
         length = np.sqrt((split * split).sum(axis=-1, keepdims=True) + np.float32(1e-6))
         unit: Array = (split / length).reshape(x.shape)
         return unit
 
-    return {"q": normal(q), "k": normal(k), "g": -np.abs(g), "beta": 1 / (1 + np.exp(-beta))}
+    strength = 1 / (1 + np.exp(-inside["beta"]))
+    own = {"q": normal(inside["q"]), "k": normal(inside["k"]), "g": -np.abs(inside["g"]), "beta": strength}
+    return {**inside, **own}
 
 
 def _lower(decay: Array, begin: int, end: int, diagonal: int) -> Array:

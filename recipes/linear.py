@@ -20,16 +20,17 @@ OUT = Tensor("out", T, ("M", "N"), "out")
 ACTIVATION = Attr("activation", ("none", *ACTIVATIONS), "none")
 
 
-def _ships(variables: str) -> Iterator[Ship]:
-    """What is shipped; `variables` are the op's own."""
+def _ships(variables: str, all_kernels: bool) -> Iterator[Ship]:
+    """What is shipped; `variables` are the op's own. Without `all_kernels` the lesser ones stay composite."""
     types = dict.fromkeys(variables, BF16)
     for absent in ("residual", "bias"):
         yield Ship(types, absent=(absent,), unaligned=True)
     for activation in ("silu", "gelu_tanh"):
         yield Ship(types, {"activation": activation}, absent=("residual",), unaligned=True)
-    yield Ship(types, rare=True)
+    yield Ship(types, rare=not all_kernels, unaligned=True)
     for dtype in (F16, F32):
-        yield Ship(dict.fromkeys(variables, dtype), absent=("residual",), rare=True)
+        other = dict.fromkeys(variables, dtype)
+        yield Ship(other, absent=("residual",), rare=not all_kernels, unaligned=True)
 
 
 def _epilogue(
@@ -47,7 +48,7 @@ LINEAR_EPILOGUE = Op(
     (Tensor("total", F32, ("M", "N"), doc="sums of a matrix product"), BIAS, RESIDUAL, ALPHA, OUT),
     attrs=(ACTIVATION,),
     body=_epilogue,
-    ship=tuple(_ships("TB")),
+    ship=tuple(_ships("TB", all_kernels=True)),
     doc="activation(alpha * total + bias) + residual in f32, rounded once",
 )
 
@@ -69,7 +70,7 @@ LINEAR = Op(
     contract=ENVELOPE,
     body=_linear,
     is_recipe=True,
-    ship=tuple(_ships("TWB")),
+    ship=tuple(_ships("TWB", all_kernels=False)),
     doc="activation(alpha * x · weightᵀ + bias) + residual: f32 sums, rounded once",
 )
 

@@ -75,6 +75,14 @@ CAPABILITIES: dict[str, str] = {
     "KERNEL-CUDA-DISPATCH-AOT": "cuda_dispatch",
     "KERNEL-GDN-SCRATCH": "scratch",
     "FIX-FP8-PLAN-CAPTURE": "capture",
+    "KERNEL-GEMM-CPU-ELEM": "cpu_products",
+    "KERNEL-GEMM-CPU-ELEM-X86WIDE": "wide_x86_products",
 }
-"""Rows without ops of their own: what carries kernels, and is proved by the kernels that it carried
-(`kiln.tools.capabilities`)."""
+"""Rows without ops of their own: what carries kernels of other rows, or is a backend's or tier's part of
+them; proved by those kernels (`kiln.tools.capabilities`)."""
+
+LACKING: dict[str, str] = {
+    "KERNEL-ROPE-QKNORM": "MRoPE, insertion into the KV cache",
+    "KERNEL-SSM-MAMBA": "selective scan, SSD",
+}
+"""What a row's title names and its ops do not cover yet: the row's state is that of the ops it has."""

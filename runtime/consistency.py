@@ -2,6 +2,7 @@
 role."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from kiln.runtime.entities import Kernel, Like, Manifest, Plan, Signature
@@ -77,10 +78,16 @@ def _is_output(sig: Signature, name: str) -> bool:
 def _name_faults(tree: Expr | Pred, sig: Signature, where: str) -> Iterator[str]:
     if type(tree) is not tuple:
         return
-    for head, name in names_in(tree):
+    for head, name in _names(tree):
         kind = head if head in sig.names else "operand"
         if name not in sig.names[kind]:
             yield f"{where} names {name!r}, which is no {kind} of the op."
+
+
+@lru_cache(maxsize=4096)
+def _names(tree: Expr | Pred) -> tuple[tuple[str, str], ...]:
+    """The names in an expression; most kernels of a tree share theirs with others."""
+    return tuple(dict.fromkeys(names_in(tree)))
 
 
 def _kernel_faults(k: Kernel, sig: Signature, target: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,9 +31,14 @@ _MAX_THREADS, _REQNTID = 0x05, 0x10
 _FRAME_SIZE, _MIN_STACK, _KPARAM, _CBANK_SIZE = 0x11, 0x12, 0x17, 0x19
 _REGCOUNT, _CTA_PER_CLUSTER, _KPARAM_V2, _NUM_BARRIERS = 0x2F, 0x3D, 0x45, 0x4C
 _ACCELERATOR = 0x09
+_OF_SYMBOLS = frozenset({_REGCOUNT, _FRAME_SIZE, _MIN_STACK})
+_PARAMS = frozenset({_KPARAM, _KPARAM_V2})
+_SHAPES = frozenset({_REQNTID, _MAX_THREADS, _CTA_PER_CLUSTER})
+_OF_KERNELS = _PARAMS | _SHAPES | {_CBANK_SIZE, _NUM_BARRIERS}
 _NOTE_CUINFO, _NOTE_TKINFO = 1000, 2000
 _VENDOR = b"NVIDIA Corp\0"
 
+_RECORD = struct.Struct("<BBH")
 _SYMBOL_VALUE = struct.Struct("<II")
 _PARAM = struct.Struct("<IHHI")
 _PARAM_V2 = struct.Struct("<IHHHH")
@@ -94,11 +99,8 @@ class Cubin:
         return f"sm_{self.sm}{self.arch_suffix}"
 
 
-class _Attr(NamedTuple):
-    fmt: int
-    attr: int
-    small: int
-    payload: bytes
+_Attr = tuple[int, int, bytes]
+"""Attribute, the two bytes beside it, and the value: 74,000 of them lie in a whole tree."""
 
 
 def read_cubin(data: bytes) -> Cubin:
@@ -125,14 +127,13 @@ def read_cubin(data: bytes) -> Cubin:
     return Cubin(sm, suffix, elf.abi_version, toolkit, _read_kernels(elf, sm), elf)
 
 
-def _attributes(elf: Elf, section: Section) -> Iterator[_Attr]:
-    """The format/attribute/value records of a `.nv.info`-like section."""
+def _attributes(elf: Elf, section: Section, wanted: Set[int]) -> Iterator[_Attr]:
+    """The records of a `.nv.info`-like section that are of the attributes `wanted`; all are checked."""
     body, at = elf.body(section), 0
     while at < len(body):
         if at + 4 > len(body):
             refuse(f"section {section.name!r} ends within the record at byte {at}")
-        fmt, attr = body[at], body[at + 1]
-        small = body[at + 2] | body[at + 3] << 8
+        fmt, attr, small = _RECORD.unpack_from(body, at)
         at += 4
         if not 1 <= fmt <= 4:
             refuse(f"section {section.name!r} has a record of format {fmt}, expected 1 to 4")
@@ -142,7 +143,8 @@ def _attributes(elf: Elf, section: Section) -> Iterator[_Attr]:
             if len(payload) != small:
                 refuse(f"a record of section {section.name!r} has {small} bytes, {len(payload)} are left")
             at += small
-        yield _Attr(fmt, attr, small, payload)
+        if attr in wanted:
+            yield attr, small, payload
 
 
 def _architecture(elf: Elf, old: bool) -> tuple[int, str]:
@@ -155,9 +157,8 @@ def _architecture(elf: Elf, old: bool) -> tuple[int, str]:
     sm = elf.flags & 0xFF if old else elf.flags >> 8 & 0xFF
     compat = elf.find(".nv.compat")
     if compat is not None:
-        for record in _attributes(elf, compat):
-            if record.attr == _ACCELERATOR:
-                accelerated = accelerated or bool(record.small & 0xFF)
+        for _, small, _ in _attributes(elf, compat, {_ACCELERATOR}):
+            accelerated = accelerated or bool(small & 0xFF)
     suffix = "a" if accelerated else ""
     told = re.search(r"-arch[ =]sm_(\d{1,4})([af]?)(?![0-9a-z])", _tool_strings(elf)[1])
     if told is not None:
@@ -237,18 +238,14 @@ def _per_symbol(elf: Elf, count: int) -> dict[tuple[int, int], int]:
     if section is None:
         refuse("there is no section '.nv.info', which holds register counts")
     out: dict[tuple[int, int], int] = {}
-    for record in _attributes(elf, section):
-        if record.attr in (_REGCOUNT, _FRAME_SIZE, _MIN_STACK):
-            if len(record.payload) != _SYMBOL_VALUE.size:
-                refuse(
-                    f"attribute {record.attr:#x} has {len(record.payload)} bytes, expected "
-                    f"{_SYMBOL_VALUE.size}"
-                )
-            symbol, value = _SYMBOL_VALUE.unpack(record.payload)
-            if symbol >= count:
-                refuse(f"attribute {record.attr:#x} is of symbol {symbol}, but there are {count}")
-            if out.setdefault((record.attr, symbol), value) != value:
-                refuse(f"attribute {record.attr:#x} of symbol {symbol} is given twice")
+    for attr, _, payload in _attributes(elf, section, _OF_SYMBOLS):
+        if len(payload) != _SYMBOL_VALUE.size:
+            refuse(f"attribute {attr:#x} has {len(payload)} bytes, expected {_SYMBOL_VALUE.size}")
+        symbol, value = _SYMBOL_VALUE.unpack(payload)
+        if symbol >= count:
+            refuse(f"attribute {attr:#x} is of symbol {symbol}, but there are {count}")
+        if out.setdefault((attr, symbol), value) != value:
+            refuse(f"attribute {attr:#x} of symbol {symbol} is given twice")
     return out
 
 
@@ -269,25 +266,19 @@ def _read_kernel(
     params: list[CubinParam] = []
     shapes: dict[int, tuple[int, int, int]] = {}
     param_bytes, barriers = 0, text.flags >> 20 & 0x7F
-    for record in _attributes(elf, info):
-        if record.attr in (_KPARAM, _KPARAM_V2):
-            params.append(_read_param(name, record))
-        elif record.attr in (_REQNTID, _MAX_THREADS, _CTA_PER_CLUSTER):
-            if len(record.payload) != _TRIPLE.size:
-                refuse(
-                    f"kernel {name!r}: attribute {record.attr:#x} has {len(record.payload)} bytes, "
-                    "expected 12"
-                )
-            shape = _TRIPLE.unpack(record.payload)
-            if shapes.setdefault(record.attr, shape) != shape:
-                refuse(
-                    f"kernel {name!r}: attribute {record.attr:#x} is given twice, {shapes[record.attr]} "
-                    f"and {shape}"
-                )
-        elif record.attr == _CBANK_SIZE:
-            param_bytes = record.small
-        elif record.attr == _NUM_BARRIERS:
-            barriers = record.small & 0xFF
+    for attr, small, payload in _attributes(elf, info, _OF_KERNELS):
+        if attr in _PARAMS:
+            params.append(_read_param(name, attr, payload))
+        elif attr in _SHAPES:
+            if len(payload) != _TRIPLE.size:
+                refuse(f"kernel {name!r}: attribute {attr:#x} has {len(payload)} bytes, expected 12")
+            shape = _TRIPLE.unpack(payload)
+            if shapes.setdefault(attr, shape) != shape:
+                refuse(f"kernel {name!r}: attribute {attr:#x} is given twice, {shapes[attr]} and {shape}")
+        elif attr == _CBANK_SIZE:
+            param_bytes = small
+        else:
+            barriers = small & 0xFF
     return CubinKernel(
         name=name,
         params=_ordered(name, params, param_bytes),
@@ -303,12 +294,12 @@ def _read_kernel(
     )
 
 
-def _read_param(name: str, record: _Attr) -> CubinParam:
-    layout = _PARAM if record.attr == _KPARAM else _PARAM_V2
-    if len(record.payload) != layout.size:
-        refuse(f"kernel {name!r}: a parameter record has {len(record.payload)} bytes, expected {layout.size}")
-    _, ordinal, offset, tail, *_ = layout.unpack(record.payload)
-    return CubinParam(ordinal, offset, tail >> 18 if record.attr == _KPARAM else tail)
+def _read_param(name: str, attr: int, payload: bytes) -> CubinParam:
+    layout = _PARAM if attr == _KPARAM else _PARAM_V2
+    if len(payload) != layout.size:
+        refuse(f"kernel {name!r}: a parameter record has {len(payload)} bytes, expected {layout.size}")
+    _, ordinal, offset, tail, *_ = layout.unpack(payload)
+    return CubinParam(ordinal, offset, tail >> 18 if attr == _KPARAM else tail)
 
 
 def _ordered(name: str, params: list[CubinParam], total: int) -> tuple[CubinParam, ...]:

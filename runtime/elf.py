@@ -143,10 +143,10 @@ def text_at(table: bytes, offset: int, what: str) -> str:
             f"a {what} at byte {offset} does not end within {MAX_NAME} bytes and its table of {len(table)} "
             "bytes"
         )
-    raw = table[offset:end]
-    if not raw.isascii():
-        refuse(f"a {what} is not ASCII: {raw[:40]!r}")
-    return raw.decode("ascii")
+    try:
+        return str(table[offset:end], "ascii")
+    except UnicodeDecodeError:
+        refuse(f"a {what} is not ASCII: {table[offset : min(end, offset + 40)]!r}")
 
 
 def read_elf(data: bytes) -> Elf:
@@ -230,19 +230,23 @@ def _check_cover(data: bytes, sections: tuple[Section, ...], *tables: tuple[int,
     Data sections may share theirs with their `.nv.merc` twins: from sm_100 on ptxas lays
     `.nv.merc.debug_str` over `.debug_str`, and so on. Code may not.
     """
-    parts = [(0, _HEADER.size, "the ELF header", False)]
-    parts += [(start, size, "a table of headers", False) for start, size in tables if size]
-    parts += [
-        (s.offset, s.size, f"section {s.name!r}", _may_share(s.name))
-        for s in sections
-        if s.kind != SHT_NOBITS and s.size and s.kind
-    ]
+    parts = [(0, _HEADER.size, _HEADER_NAME)]
+    parts += [(start, size, _TABLE_NAME) for start, size in tables if size]
+    parts += [(s.offset, s.size, s.name) for s in sections if s.size and s.kind and s.kind != SHT_NOBITS]
     parts.sort()
-    reached, owner, is_shared = 0, "", False
-    for start, size, what, may_share in parts:
-        if start < reached and not (is_shared and may_share):
-            refuse(f"{what} at byte {start} overlaps {owner}, which ends at {reached}")
+    reached, owner = 0, ""
+    for start, size, name in parts:
+        if start < reached and not (_may_share(owner) and _may_share(name)):
+            refuse(f"{_part(name)} at byte {start} overlaps {_part(owner)}, which ends at {reached}")
         if start + size > reached:
-            reached, owner, is_shared = start + size, what, may_share
+            reached, owner = start + size, name
     if reached != len(data):
-        refuse(f"the file has {len(data)} bytes, but its last part, {owner}, ends at {reached}")
+        refuse(f"the file has {len(data)} bytes, but its last part, {_part(owner)}, ends at {reached}")
+
+
+_HEADER_NAME, _TABLE_NAME = "\0header", "\0table"
+"""Among the names of sections, which hold no NUL."""
+
+
+def _part(name: str) -> str:
+    return {_HEADER_NAME: "the ELF header", _TABLE_NAME: "a table of headers"}.get(name, f"section {name!r}")

@@ -16,6 +16,7 @@ from kiln.runtime.fields import (
     mapping,
     nullable,
     number,
+    once,
     record,
     tagged,
     text,
@@ -58,7 +59,7 @@ _DTYPE = choice(*DTYPES)
 _PRIORITY = integer(-(1 << 31), (1 << 31) - 1)
 _TOOLCHAIN = mapping(_WORD, text(r"[ -~]+", "a version"), 64)
 _EXPR: Reader[Any] = parse_expr
-_PRED: Reader[Any] = parse_pred
+_PRED: Reader[Any] = once(parse_pred)
 _ALIGN = choice(*ALIGNMENTS)
 
 
@@ -197,19 +198,19 @@ KERNEL = record(
         "sha256": _SHA256,
         "inputs_digest": _SHA256,
         "toolchain": _TOOLCHAIN,
-        "params": array(_PARAM, 512),
-        "grid": array(_EXPR, 3, 3),
-        "block": array(integer(1, 1024), 3, 3),
-        "cluster": array(integer(1, 16), 3, 3),
+        "params": once(array(_PARAM, 512)),
+        "grid": once(array(_EXPR, 3, 3)),
+        "block": once(array(integer(1, 1024), 3, 3)),
+        "cluster": once(array(integer(1, 16), 3, 3)),
         "shared_bytes": integer(0, _MAX_GRID_SHARED),
         "launch": mapping(choice("pdl", "cooperative"), boolean, 8),
-        "scratch": array(_SCRATCH, 16),
+        "scratch": once(array(_SCRATCH, 16)),
         "when": _PRED,
         "priority": _PRIORITY,
-        "isa": nullable(_ISA),
-        "resources": _RESOURCES,
-        "budget": _RESOURCES,
-        "numerics": record(e.Numerics, {"contract": _CONTRACT, "selftest": _SELFTEST}),
+        "isa": once(nullable(_ISA)),
+        "resources": once(_RESOURCES),
+        "budget": once(_RESOURCES),
+        "numerics": once(record(e.Numerics, {"contract": _CONTRACT, "selftest": _SELFTEST})),
         "specialization": mapping(_WORD, _json, 128),
     },
 )
@@ -247,9 +248,9 @@ MANIFEST = record(
         "abi": _COUNT,
         "target": TARGET,
         "toolchain": _TOOLCHAIN,
-        "ops": mapping(_OP, SIGNATURE, 4096),
+        "ops": mapping(_OP, once(SIGNATURE), 4096),
         "kernels": array(KERNEL, MAX_KERNELS, 1),
-        "recipes": array(PLAN, MAX_KERNELS),
+        "recipes": array(once(PLAN), MAX_KERNELS),
         "sources": mapping(
             file_name,
             record(e.Source, {"bytes": integer(0, MAX_ARTIFACT_BYTES), "sha256": _SHA256}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -132,8 +132,10 @@ def _shown(name: str) -> str:
     return ascii(name)[1:-1] if not name.isascii() or not name.isprintable() else name
 
 
-def verify_target(root: Folder, target: str, index: Index) -> Iterator[Fault]:
-    """The faults of one target of a tree whose index was read."""
+def verify_target(
+    root: Folder, target: str, index: Index, parse: Callable[[bytes, str], Manifest] = parse_manifest
+) -> Iterator[Fault]:
+    """The faults of one target of a tree whose index was read; `parse` reads its manifest."""
     entry = index.targets[target]
     try:
         folder = root.folder(target)
@@ -143,7 +145,7 @@ def verify_target(root: Folder, target: str, index: Index) -> Iterator[Fault]:
     with folder:
         try:
             data = folder.read_exact(MANIFEST, entry.bytes, entry.sha256)
-            manifest = parse_manifest(data, target)
+            manifest = parse(data, target)
         except IntegrityError as e:
             yield Fault(f"{target}/{MANIFEST}", str(e), _kind(folder, MANIFEST))
             return

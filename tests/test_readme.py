@@ -10,8 +10,12 @@ import sys
 
 import pytest
 
-from kiln.tests.support.readme import ROOT, block, blocks, prints
+from kiln.tests.support.readme import ROOT, block, blocks, prints, session
+from kiln.tools.cli import main
 
+FIRST = "rms_norm_quant_fp8_per_token"
+LAYERS = ("lib.linear(", 'mode="fast"', "gated_delta_rule_packed_decode(")
+EXPLAINED = ("explain linear", "explain matmul_bt")
 ENGINE = "lib.prepare()"
 PROVIDER = "register_provider"
 TORCH = "import torch"
@@ -35,8 +39,23 @@ def shown_after(code: str) -> str:
 
 
 def test_numbers_of_a_first_call() -> None:
-    code = block("python", "rms_norm_quant_fp8_per_token")
+    code = block("python", FIRST)
     assert prints(shown_after(code), ran(code))
+
+
+def test_layers_go_on_from_the_first_call() -> None:
+    codes = [block("python", mark) for mark in (FIRST, *LAYERS)]
+    assert prints("".join(map(shown_after, codes)), ran(*codes))
+
+
+@pytest.mark.parametrize("mark", EXPLAINED)
+def test_explained_calls(
+    mark: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for command, shown in session(mark):
+        assert main(command.split()[1:]) == 0
+        assert prints(shown, capsys.readouterr().out)
 
 
 def test_an_engine_and_a_provider() -> None:
@@ -59,5 +78,5 @@ def test_a_block_that_prints_something_else_is_found() -> None:
 
 def test_every_block_has_a_test() -> None:
     declarations = ("def _silu_mul_quant_fp8", "LEAKY_RELU = triton_op")
-    run = ("rms_norm_quant_fp8_per_token", ENGINE, PROVIDER, TORCH)
+    run = (FIRST, *LAYERS, ENGINE, PROVIDER, TORCH)
     assert all(any(mark in body for mark in (*declarations, *run)) for body in blocks("python"))

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kiln.compiler.errors import FailedJobs
-from kiln.compiler.pipeline import BuildReport, KernelReport, build
+from kiln.compiler.errors import FailedJobs, Failure
+from kiln.compiler.pipeline import build
+from kiln.compiler.report import BuildReport, KernelReport
 from kiln.tools.backends import all_backends
 from kiln.tools.console import Cell, emit, note, plural, size, table, width
 from kiln.tools.declared import add_catalog_option, catalogs
@@ -57,10 +58,9 @@ def run(args: argparse.Namespace) -> int:
                 progress=progress,
             )
     except FailedJobs as failed:
-        if not args.json:
-            raise
+        if args.json or failed.report is not None:
+            emit(args, failures(failed), summary(failed.report, args.all) if failed.report else "")
         note(f"kiln build: {failed}")
-        emit(args, failures(failed), "")
         return 2
     if args.c_header is not None:
         write_if_changed(args.c_header, header(report.out)[0])
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
 def failures(failed: FailedJobs) -> dict[str, Any]:
     """What scripts get of a build in which kernels failed."""
     listed = [{"target": f.target, "kernel": f"{f.op}.{f.variant}", "why": f.why} for f in failed.failures]
-    return {"error": {"class": "FailedJobs", "message": str(failed)}, "failures": listed}
+    done = {} if failed.report is None else document(failed.report)
+    return {**done, "error": {"class": "FailedJobs", "message": str(failed)}, "failures": listed}
 
 
 def document(report: BuildReport) -> dict[str, Any]:
@@ -105,15 +106,24 @@ def summary(report: BuildReport, everything: bool) -> str:
     parts = []
     if kernels and (everything or len(kernels) <= LISTED):
         parts.append(kernel_table(kernels))
-    if report.kernels:
-        parts.append(target_table(report.kernels))
-    changed = f"changed: {', '.join(report.changed)}" if report.changed else "nothing changed"
-    kept = (
-        f"{plural(len(report.kernels), 'kernel')} in {report.out}, generation {report.generation}, {changed}"
-    )
+    if report.kernels or report.failures:
+        parts.append(target_table(report.kernels, report.failures))
     parts += ["\n".join(report.unserved)] if report.unserved else []
+    return "\n\n".join([*parts, _outcome(report)])
+
+
+def _outcome(report: BuildReport) -> str:
+    """Where the tree is, and which; the last lines of a summary."""
+    if not report.root_digest:
+        return f"{report.out} is as it was: no target could be built"
+    unwritten = {f.target for f in report.failures}
+    held = sum(k.target not in unwritten for k in report.kernels)
+    changed = f"changed: {', '.join(report.changed)}" if report.changed else "nothing changed"
     unsigned = f"\n{UNSIGNED}" if report.signature_removed else ""
-    return "\n\n".join([*parts, f"{kept}\nroot {report.root_digest}{unsigned}"])
+    return (
+        f"{plural(held, 'kernel')} in {report.out}, generation {report.generation}, {changed}\n"
+        f"root {report.root_digest}{unsigned}"
+    )
 
 
 def kernel_table(kernels: Sequence[KernelReport]) -> str:
@@ -134,16 +144,25 @@ def _spills(k: KernelReport) -> int | None:
     return int(resources["spill_stores"]) + int(resources["spill_loads"])
 
 
-def target_table(kernels: Sequence[KernelReport]) -> str:
+def target_table(kernels: Sequence[KernelReport], failures: Sequence[Failure] = ()) -> str:
     """One line a target: counts, bytes of its artifacts, the most registers and spills of a kernel, work
-    done."""
-    targets = dict.fromkeys(k.target for k in kernels)
-    rows = [_target_row(t, [k for k in kernels if k.target == t]) for t in targets]
-    headers = ["target", "kernels", "built", "reused", "size", "most regs", "most spills", "seconds"]
+    done; with failures also how many kernels failed."""
+    failed = {t: len({(f.op, f.variant) for f in failures if f.target == t}) for t in _targets(failures)}
+    targets = sorted({*_targets(kernels), *failed})
+    rows = [
+        _target_row(t, [k for k in kernels if k.target == t], failed.get(t, 0) if failed else None)
+        for t in targets
+    ]
+    counts = ["kernels", "built", "reused", *(["failed"] if failed else [])]
+    headers = ["target", *counts, "size", "most regs", "most spills", "seconds"]
     return table(headers, rows, width())
 
 
-def _target_row(target: str, own: Sequence[KernelReport]) -> list[Cell]:
+def _targets(of: Sequence[KernelReport | Failure]) -> set[str]:
+    return {entry.target for entry in of}
+
+
+def _target_row(target: str, own: Sequence[KernelReport], failed: int | None) -> list[Cell]:
     files = {k.entry["file"]: int(k.entry["bytes"]) for k in own}
     states = [sum(k.state == state for k in own) for state in ("built", "reused")]
     registers = _most(k.entry["resources"].get("registers") for k in own)
@@ -152,6 +171,7 @@ def _target_row(target: str, own: Sequence[KernelReport]) -> list[Cell]:
         target,
         len(own),
         *states,
+        *([] if failed is None else [failed]),
         size(sum(files.values())),
         registers,
         _most(map(_spills, own)),

@@ -9,13 +9,29 @@ from kiln.runtime.manifest import Kernel
 Exercises = Callable[[str, Kernel], bool]
 """Whether loading and launching this kernel on this target goes through the capability."""
 
+PRODUCTS = ("matmul", "matmul_bt", "matmul_packed")
+BASELINE = "x86-64"
+"""The ISA tier that every x86-64 CPU has; all others are wider."""
+
 EXERCISES: Mapping[str, Exercises] = {
     # Selected by its manifest, proved, loaded into a context and launched on a stream.
-    "cuda_dispatch": lambda target, _: target.startswith("sm_"),
+    "cuda_dispatch": lambda target, _: _on_cuda(target),
     # One of several candidates of its op, taken by the one order of providers.
     "provider_selection": lambda target, kernel: True,
-    # Its memory came from the stream's pool.
-    "scratch": lambda target, kernel: bool(kernel.scratch),
+    # What the launches of the chunked delta rule leave for each other lies in the stream's pool.
+    "scratch": lambda target, kernel: _on_cuda(target) and kernel.op.startswith("gated_delta_rule_chunk_"),
     # Timed as replays of a CUDA graph: chosen from the manifest alone, launched while a stream was captured.
-    "capture": lambda target, _: target.startswith("sm_"),
+    "capture": lambda target, kernel: _on_cuda(target) and kernel.op.startswith("scaled_matmul_bt"),
+    "cpu_products": lambda target, kernel: target.startswith("cpu-") and kernel.op in PRODUCTS,
+    "wide_x86_products": lambda target, kernel: (
+        target == "cpu-x86_64" and kernel.op in PRODUCTS and _tier(kernel) != BASELINE
+    ),
 }
+
+
+def _on_cuda(target: str) -> bool:
+    return target.startswith("sm_")
+
+
+def _tier(kernel: Kernel) -> str | None:
+    return None if kernel.isa is None else kernel.isa.tier

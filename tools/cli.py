@@ -198,8 +198,8 @@ def _run(arguments: Sequence[str]) -> int:
         return dispatch(arguments)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else FINE
-    except KeyboardInterrupt:
-        print("\nkiln: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print("\nkiln: interrupted", *getattr(stop, "__notes__", ()), sep="; ", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return CLOSED

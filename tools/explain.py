@@ -90,7 +90,7 @@ def why_chosen(
     if variant not in basis:
         return []
     said = {
-        "measured": "it was measured fastest on the target",
+        "measured": "it was measured fastest on the target, or close enough to be a tie",
         "stale": "it was measured fastest on the target, but its kernel has changed since",
         "model": "the cost model ranks it first; nobody measured it on this target",
         "default": "nothing was chosen for this call; it is the first default that the operands admit",

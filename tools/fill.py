@@ -52,7 +52,7 @@ def _one(value: float) -> Callable[[Rng, tuple[int, ...]], Array]:
     def kind(rng: Rng, shape: tuple[int, ...]) -> Array:
         row = _normal(rng, shape)
         if row.size:
-            row[int(rng.integers(row.size))] = value
+            row.reshape(-1)[int(rng.integers(row.size))] = value
         return row
 
     return kind

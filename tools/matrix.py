@@ -9,7 +9,7 @@
 
 A cell is as far as the op of the family that is least far; a row as far as its best cell. An op that is only
 a launch of another counts where that other runs by it. A row without ops is a capability, such as dispatch:
-it is as far as the kernels that go through it."""
+it is as far as the kernels that go through it. What a row names and its ops do not cover is listed below."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def _row_document(row: Row) -> dict[str, Any]:
         "state": row.state.name,
         "ops": list(row.ops),
         "capability": row.capability,
+        "lacks": row.lacks,
         "targets": _names(row.targets),
         "op_targets": {op: _names(states) for op, states in row.op_states.items()},
     }
@@ -75,6 +76,11 @@ def census(found: Sequence[Row]) -> str:
     return f"{len(found)} families: " + ", ".join(f"{n} {s.name}" for s, n in counts.items() if n)
 
 
+def partial(found: Sequence[Row]) -> list[Row]:
+    """Rows with ops that do not cover all that the row names."""
+    return [r for r in found if r.lacks is not None]
+
+
 def plain(found: Sequence[Row], columns: Sequence[str]) -> str:
     """For a terminal: one letter a cell."""
     letters = {s: "." if s is State.INVENTORIED else s.name[0] for s in State}
@@ -83,7 +89,10 @@ def plain(found: Sequence[Row], columns: Sequence[str]) -> str:
         [r.family, r.state.name, *(letters[r.targets[c]] for c in columns), len(r.ops)] for r in found
     ]
     legend = " ".join(f"{letter}={s.name}" for s, letter in letters.items())
-    return "\n".join([table(["family", "state", *short, "ops"], cells, width()), "", legend, census(found)])
+    listed = table(["family", "state", *short, "ops"], cells, width())
+    return "\n".join(
+        [listed, "", legend, census(found), *(f"{r.family} lacks {r.lacks}" for r in partial(found))]
+    )
 
 
 def markdown(found: Sequence[Row], columns: Sequence[str]) -> str:
@@ -97,6 +106,7 @@ def markdown(found: Sequence[Row], columns: Sequence[str]) -> str:
         cells = [_lower(r.targets[c]) for c in columns]
         ops = ", ".join(f"`{op}`" for op in r.ops)
         lines.append("| " + " | ".join([f"`{r.family}`", r.state.name, *cells, ops]) + " |")
+    lines += [f"\n`{r.family}` lacks {r.lacks}." for r in partial(found)]
     waiting = [f"- `{r.family}`: {r.title}" for r in found if r.state is State.INVENTORIED]
     return "\n".join([f"{census(found)}.", "", *lines, "", "Inventoried:", "", *(waiting or ["- none"]), ""])
 
@@ -135,7 +145,8 @@ def page(found: Sequence[Row], columns: Sequence[str]) -> str:
 
 def _html_row(row: Row, columns: Sequence[str]) -> str:
     cells = "".join(_html_cell(row, c) for c in columns)
-    name = f"<td><code>{escape(row.family)}</code><small>{escape(row.title)}</small></td>"
+    title = row.title if row.lacks is None else f"{row.title} (lacks {row.lacks})"
+    name = f"<td><code>{escape(row.family)}</code><small>{escape(title)}</small></td>"
     return f"<tr>{name}<td class=s{row.state.value}>{row.state.name}</td>{cells}</tr>"
 
 

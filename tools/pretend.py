@@ -128,7 +128,8 @@ def given(tensor: Tensor, sig: Signature, call: Call) -> bool:
     """Whether the call has the operand: an input, or an output whose own type or stride was said."""
     if tensor.role != "out":
         return True
-    bound = {t.dtype.var for t in sig.tensors if t.role != "out" and isinstance(t.dtype, DTypeVar)}
+    inputs = [t for t in sig.tensors if t.role != "out" and dtype_of(t, call) is not None]
+    bound = {t.dtype.var for t in inputs if isinstance(t.dtype, DTypeVar)}
     free = {tensor.dtype.var} - bound if isinstance(tensor.dtype, DTypeVar) else set()
     return tensor.name in call.strides or not call.dtypes.keys().isdisjoint({tensor.name} | free)
 

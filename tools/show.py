@@ -28,6 +28,8 @@ from kiln.tools.declared import add_catalog_option, catalogs
 from kiln.tools.stages import Shown, cpu_source, cuda_source, ir_stages, ptx
 from kiln.tools.trees import add_tree_option, read_tree
 
+SASS_BYTES = 16
+"""Of an instruction, on every target."""
 STAGES = ("ir", "source", "ptx", "sass", "resources", "launch")
 
 
@@ -138,6 +140,7 @@ def _resources(manifests: Mapping[str, Manifest], op: str, variant: str) -> tupl
                         "bytes": k.bytes,
                         "shared": k.shared_bytes,
                         **k.resources,
+                        **_instructions(k),
                     }
                 )
     if misses and not listed:
@@ -145,6 +148,11 @@ def _resources(manifests: Mapping[str, Manifest], op: str, variant: str) -> tupl
     columns = list(dict.fromkeys(key for row in listed for key in row))
     rows: list[list[Cell]] = [[row.get(c) for c in columns] for row in listed]
     return {"op": op, "kernels": listed}, table(columns, rows, width())
+
+
+def _instructions(k: Kernel) -> dict[str, int]:
+    """How many instructions a cubin's code has room for; padding at its end is among them."""
+    return {} if k.isa is not None else {"sass": k.resources["code_bytes"] // SASS_BYTES}
 
 
 def _launch(manifests: Mapping[str, Manifest], op: str, variant: str) -> tuple[Any, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from kiln.recipes.matrix import CAPABILITIES, FAMILIES
+from kiln.recipes.matrix import CAPABILITIES, FAMILIES, LACKING
 from kiln.runtime.manifest import Manifest
 from kiln.tools.capabilities import EXERCISES, Exercises
 from kiln.tools.evidence import Evidence, Proofs
@@ -44,6 +44,11 @@ class Row:
     """target -> the state of the op that is least far there: a family is no further than any of its ops."""
     capability: str | None = None
     """What the row is about instead of ops."""
+
+    @property
+    def lacks(self) -> str | None:
+        """What its title names and its ops do not cover; the states are those of its ops."""
+        return LACKING.get(self.family) if self.ops else None
 
     @property
     def state(self) -> State:

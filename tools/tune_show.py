@@ -69,9 +69,17 @@ def samples(op: str, target: str, candidate: str, dims: Mapping[str, int]) -> li
         if found is None:
             return [f"no shape of these sizes was measured in group {group}: ranges of {table.along} decide"]
         shape, choice = found
-        over = "alone" if choice.runner_up is None else f"over {choice.runner_up} by {choice.margin - 1:.1%}"
-        return [f"measured at {text(shape)}: {choice.candidate} {over}"]
+        return [f"measured at {text(shape)}: {choice.candidate} {versus(choice)}"]
     return []
+
+
+def versus(choice: Choice) -> str:
+    """How a chosen candidate compares with its runner-up, which may be the faster one of a tie."""
+    if choice.runner_up is None:
+        return "alone"
+    if choice.margin < 1:
+        return f"in a tie with {choice.runner_up}, {1 / choice.margin - 1:.1%} behind; it serves more calls"
+    return f"over {choice.runner_up} by {choice.margin - 1:.1%}"
 
 
 def _deciding(table: tuned.Table, dims: Mapping[str, int]) -> tuple[Shape, Choice] | None:

@@ -78,16 +78,18 @@ class CpuBackend:
     def plan(self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str) -> list[Job]:
         """One job an op, for all its specializations and ISA tiers."""
         loaded = load(tuple(catalogs))
-        jobs = (self._job(op, loaded, target) for op in ops.values())
+        rows: dict[str, list[CpuPrimitive]] = {}
+        for row in primitives(loaded):
+            rows.setdefault(row.op, []).append(row)
+        jobs = (self._job(op, rows.get(op.name, []), loaded, target) for op in ops.values())
         return [job for job in jobs if job is not None]
 
     def recipes(self, ops: Mapping[str, Op], catalogs: Sequence[str]) -> list[dict[str, Any]]:
         """PLAN entries: the composites of recipes."""
         return [plan_json(op, ship) for op in ops.values() if op.is_recipe for ship in op.ship]
 
-    def _job(self, op: Op, loaded: Loaded, target: str) -> Job | None:
-        ships = specializations(op)
-        rows = [p for p in primitives(loaded) if p.op == op.name]
+    def _job(self, op: Op, rows: Sequence[CpuPrimitive], loaded: Loaded, target: str) -> Job | None:
+        ships = specializations(op) if op.name in loaded.expressible else []
         if not ships and not rows:
             return None
         payload = {"catalogs": list(loaded.names), "ships": ships}
@@ -117,11 +119,12 @@ def _folder() -> Path:
     return Path(next(iter(here.__path__)))
 
 
-def _templates(name: str) -> list[Path]:
+@lru_cache(maxsize=64)
+def _templates(name: str) -> tuple[Path, ...]:
     """A template's file, and those that it includes."""
     (path,) = _own(f"kernels/{name}")
     included = re.findall(r'{% include "([^"]+)" %}', path.read_text("utf-8"))
-    return [path, *(file for other in included for file in _templates(other))]
+    return (path, *(file for other in included for file in _templates(other)))
 
 
 def _own(*names: str) -> list[Path]:

@@ -25,7 +25,6 @@ from kiln.compiler.catalog import OWN, Loaded, load
 from kiln.compiler.digest import core_sources, inputs_digest, module_closure, package_version
 from kiln.compiler.plan import plan_json, variant_name
 from kiln.compiler.target import TARGETS
-from kiln.ir.record import expressible
 from kiln.ir.spec import Op, Ship
 
 RUNNER = "kiln.backends.cuda.compile:run"
@@ -87,6 +86,7 @@ class CudaBackend:
 
     def __init__(self) -> None:
         self._planned: dict[tuple[tuple[str, ...], str], list[tuple[Ship, Schedule]]] = {}
+        self._codes: dict[int, tuple[CudaPrimitive, str]] = {}
 
     def targets(self) -> tuple[str, ...]:
         """Every CUDA target of the table."""
@@ -103,11 +103,11 @@ class CudaBackend:
         jobs = [
             job
             for op in ops.values()
-            if expressible(op)
+            if op.name in loaded.expressible
             for job in self._generated(op, loaded, target, tools)
         ]
         for op in ops.values():
-            if op.body is not None and not expressible(op):
+            if op.body is not None and op.name not in loaded.expressible:
                 jobs += self._hosted(op, loaded, target, tools)
         capability = TARGETS[target].capability
         competing = {id(row) for own in own_candidates().values() for row in own.rows}
@@ -188,14 +188,24 @@ class CudaBackend:
 
     def _handwritten(self, row: CudaPrimitive, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Job:
         payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}
-        # Where a kernel is used does not determine its bytes: another measurement recompiles nothing.
-        code = repr(replace(row, when=True, priority=0))
-        contents = {**payload, "catalogs": (), "target": target, "row": code}
-        module = row.kernel.partition(":")[0]
-        sources = (*module_closure(module), *_own_files(("compile.py", "hidden.py", "primitive.py")))
-        digest = inputs_digest(sources, contents, tools)
+        contents = {**payload, "catalogs": (), "target": target, "row": self._code(row)}
+        digest = inputs_digest(_handwritten_files(row.kernel.partition(":")[0]), contents, tools)
         use = {"variant": row.variant, "when": row.when, "priority": row.priority, "tuned": None}
         return Job(target, row.op, row.variant, digest, RUNNER, payload, (use,))
+
+
+    def _code(self, row: CudaPrimitive) -> str:
+        """What of a row determines its kernel's bytes: where it is used does not, so that another measurement
+        recompiles nothing. Written once for all targets."""
+        known = self._codes.get(id(row))
+        if known is None or known[0] is not row:
+            known = self._codes[id(row)] = (row, repr(replace(row, when=True, priority=0)))
+        return known[1]
+
+
+@lru_cache(maxsize=256)
+def _handwritten_files(module: str) -> frozenset[Path]:
+    return frozenset({*module_closure(module), *_own_files(("compile.py", "hidden.py", "primitive.py"))})
 
 
 @lru_cache(maxsize=16)

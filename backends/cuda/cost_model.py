@@ -7,8 +7,10 @@ ranks candidates; it predicts no time. Choices that rest on it are marked `model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from typing import Any, Self
 
@@ -17,7 +19,7 @@ from kiln.compiler.target import Target
 from kiln.compiler.tuning import Shape, shape_key
 from kiln.ir.dtypes import DTYPES, F32
 from kiln.ir.spec import Op
-from kiln.runtime.expr import Env, Pred, compile_expr, parse_expr, parse_pred, why_not
+from kiln.runtime.expr import Env, compile_expr, parse_expr, parse_pred, why_not
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,6 @@ class Model:
     split: int
     """Programs that share an output tile's inner dimension."""
     types: Mapping[str, str]
-    when: Pred
 
     @classmethod
     def of(cls, row: CudaPrimitive) -> Self | None:
@@ -86,7 +87,7 @@ class Model:
         m, n, k = (int(s) for s in sizes if s is not None)
         split = row.constants.get("SPLIT")
         cut = split if isinstance(split, int) else 1
-        return cls(row, m, n, k, cut, operand_types(row), parse_pred(row.when))
+        return cls(row, m, n, k, cut, operand_types(row))
 
 
 def operand_types(row: CudaPrimitive) -> dict[str, str]:
@@ -104,52 +105,92 @@ def modelled(
     """Seconds of every candidate that the model knows, on every call that the candidate may run; `derived`
     are dimensions that follow from those of a shape."""
     known = [model for row in rows if (model := Model.of(row)) is not None]
+    calls = tuple(map(shape_key, shapes)) if known else ()
+    dense = _dense(op, derived)
+    runs = [
+        (
+            m.row.variant,
+            _timer(m, target),
+            _admitted(dense, calls, json.dumps(m.row.when), tuple(m.types.items())),
+        )
+        for m in known
+    ]
     found = {}
-    for shape in shapes if known else ():
-        env = _env(op, shape, derived)
-        costs = {}
-        for model in known:
-            env.dtypes = dict(model.types)
-            if why_not(model.when, env) is None:
-                costs[model.row.variant] = _seconds(model, shape, target)
-        if costs:
-            found[shape_key(shape)] = costs
+    for i, call in enumerate(calls):
+        shape = dict(call)
+        if costs := {name: seconds(shape) for name, seconds, admits in runs if admits[i]}:
+            found[call] = costs
     return found
 
 
-def _env(op: Op, shape: Mapping[str, int], derived: Mapping[str, Any]) -> Env:
-    """A call of dense operands at addresses that are multiples of anything."""
-    env = Env()
-    env.dims = dict(shape)
-    env.dims |= {d: int(compile_expr(parse_expr(e))(env)) for d, e in derived.items()}
-    env.attrs = {a.name: a.default for a in op.attrs}
-    for t in op.tensors:
-        width = compile_expr(parse_expr(t.dims[-1]))(env) if t.dims else 1
-        env.strides[t.name], env.colstrides[t.name], env.pointers[t.name] = int(width), 1, 0
-    return env
+def _dense(op: Op, derived: Mapping[str, Any]) -> str:
+    """What calls of dense operands are made of, as JSON: a key of what does not depend on the target."""
+    widths = {t.name: t.dims[-1] if t.dims else 1 for t in op.tensors}
+    return json.dumps(
+        {"derived": dict(derived), "attrs": {a.name: a.default for a in op.attrs}, "widths": widths}
+    )
 
 
-def _seconds(model: Model, shape: Mapping[str, int], target: Target) -> float:
+@lru_cache(maxsize=4096)
+def _admitted(
+    dense: str, calls: tuple[Shape, ...], when: str, types: tuple[tuple[str, str], ...]
+) -> tuple[bool, ...]:
+    """For each call whether a kernel with these needs may run it; the targets that a build is for share the
+    answers."""
+    envs, needs, own = _envs(dense, calls), parse_pred(json.loads(when)), dict(types)
+    answers = []
+    for env in envs:
+        env.dtypes = own
+        answers.append(why_not(needs, env) is None)
+    return tuple(answers)
+
+
+@lru_cache(maxsize=64)
+def _envs(dense: str, calls: tuple[Shape, ...]) -> tuple[Env, ...]:
+    """Calls of dense operands at addresses that are multiples of anything."""
+    made = json.loads(dense)
+    derived = {d: compile_expr(parse_expr(e)) for d, e in made["derived"].items()}
+    widths = {name: compile_expr(parse_expr(e)) for name, e in made["widths"].items()}
+    envs = []
+    for call in calls:
+        env = Env()
+        env.dims = dict(call)
+        env.dims |= {d: int(value(env)) for d, value in derived.items()}
+        env.attrs = made["attrs"]
+        env.strides = {name: int(value(env)) for name, value in widths.items()}
+        env.colstrides, env.pointers = dict.fromkeys(widths, 1), dict.fromkeys(widths, 0)
+        envs.append(env)
+    return tuple(envs)
+
+
+def _timer(model: Model, target: Target) -> Callable[[Mapping[str, int]], float]:
+    """Seconds of a candidate on a target, by shape."""
     machine, row = MACHINES[target.name], model.row
     first = next(p for p in row.params if isinstance(p, Pointer))
     size = DTYPES[first.dtype].bytes
-    programs = ceil(shape["M"] / model.m) * ceil(shape["N"] / model.n) * model.split
-    inner = shape["K"] / model.split
     staged = (model.m + model.n) * model.k * size
     stages = max(row.num_stages, 1)
     fit = min(machine.threads // (32 * row.num_warps), target.max_shared // max(staged * stages, 1), 8)
-    resident = max(1, min(fit, ceil(programs / machine.units)))
-    waves = ceil(programs / (machine.units * resident))
-    busy = min(machine.units, programs)
     peak = {1: 2 * machine.tensor, 2: machine.tensor}.get(size, machine.single) / machine.units
-    arithmetic = 2 * model.m * model.n * inner * resident / (peak * _efficiency(model))
-    in_flight = resident * max(stages - 1, 1) * staged
-    per_unit = min(in_flight / LATENCY, L2_OVER_MEMORY * machine.bandwidth / busy)
-    loads = resident * (model.m + model.n) * inner * size / per_unit * (1 if first.hinted else UNALIGNED)
-    least = (shape["N"] + shape["M"]) * shape["K"] * size / machine.bandwidth
-    partials = 2 * F32.bytes * programs * model.m * model.n if model.split > 1 else 0
-    summed = ARRIVAL * (model.split > 1) + partials / (L2_OVER_MEMORY * machine.bandwidth)
-    return LAUNCH + summed + max(waves * max(arithmetic, loads), least)
+    reached = peak * _efficiency(model)
+    unaligned = 1 if first.hinted else UNALIGNED
+
+    def seconds(shape: Mapping[str, int]) -> float:
+        programs = ceil(shape["M"] / model.m) * ceil(shape["N"] / model.n) * model.split
+        inner = shape["K"] / model.split
+        resident = max(1, min(fit, ceil(programs / machine.units)))
+        waves = ceil(programs / (machine.units * resident))
+        busy = min(machine.units, programs)
+        arithmetic = 2 * model.m * model.n * inner * resident / reached
+        in_flight = resident * max(stages - 1, 1) * staged
+        per_unit = min(in_flight / LATENCY, L2_OVER_MEMORY * machine.bandwidth / busy)
+        loads = resident * (model.m + model.n) * inner * size / per_unit * unaligned
+        least = (shape["N"] + shape["M"]) * shape["K"] * size / machine.bandwidth
+        partials = 2 * F32.bytes * programs * model.m * model.n if model.split > 1 else 0
+        summed = ARRIVAL * (model.split > 1) + partials / (L2_OVER_MEMORY * machine.bandwidth)
+        return LAUNCH + summed + max(waves * max(arithmetic, loads), least)
+
+    return seconds
 
 
 def _efficiency(model: Model) -> float:

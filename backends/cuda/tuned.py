@@ -20,6 +20,7 @@ from kiln.backends.cuda.primitive import CudaPrimitive
 from kiln.compiler.dispatch import (
     Choice,
     Costs,
+    Range,
     both,
     costs_of,
     cover,
@@ -168,16 +169,26 @@ def shipped(own: Candidates, op: Op, known: Database, old: Collection[str] = ())
     found: list[Shipped] = []
     for table in tables(own, op, known).values():
         ranked = [n for n in own.defaults if n in table.candidates]
+        ranges = {
+            "shapes": rows_of(table.shapes, table.along),
+            "rows": rows_of(table.rows, table.along),
+        }
         for name in sorted(table.chosen | set(ranked)):
             row = table.candidates[name]
             basis = "stale" if table.basis == "measured" and name in old else table.basis
-            found.append(Shipped(row, tuple(_entries(row, table, ranked, basis))))
+            found.append(Shipped(row, tuple(_entries(row, table.along, ranges, ranked, basis))))
     return tuple(found)
 
 
-def _entries(row: CudaPrimitive, table: Table, ranked: Sequence[str], basis: Basis) -> Iterator[Entry]:
-    for kind, choices in (("shapes", table.shapes), ("rows", table.rows)):
-        where = predicate(rows_of(choices, table.along), row.variant, table.along)
+def _entries(
+    row: CudaPrimitive,
+    along: str,
+    ranges: Mapping[str, Mapping[Shape, Sequence[Range]]],
+    ranked: Sequence[str],
+    basis: Basis,
+) -> Iterator[Entry]:
+    for kind, rows in ranges.items():
+        where = predicate(rows, row.variant, along)
         if where is not None:
             yield Entry(f"{row.variant}.{kind}", both(row.when, where), PRIORITY[kind], basis)
     if row.variant in ranked:

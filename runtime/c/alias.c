@@ -38,6 +38,7 @@ static bool may_be_one(const kiln_op *op, const bound *b, uint32_t i, uint32_t j
 
 static bool add(const kiln_op *op, const bound *b, uint32_t i, uint32_t j, const view *written, const view *other, bool fine,
                 decision *d) {
+  if (written->at >= d->operands || other->at >= d->operands) return true; /* temporaries lie apart from all else */
   overlap *o = kiln_append(d, (void **)&d->overlaps, &d->overlap_count, &d->overlap_room, sizeof *o);
   if (o == NULL) return false;
   const geometry *g = &b->geometry[i], *h = &b->geometry[j];

@@ -21,6 +21,7 @@ typedef struct {
   view *reads, *writes;
   number *args;
   attr_value *attrs;
+  bool small;                   /* extents that the predicate leaves open are the filler, whatever the vector says */
   uint32_t digit[32];           /* per attribute: which choice is tried */
   kiln_error why;
 } vector;

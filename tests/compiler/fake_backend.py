@@ -121,6 +121,8 @@ def _cuda(job: Job, mode: str) -> Built:
     }
     if mode == "budget":
         entry["budget"] = {"registers": 1}
+    if mode == "twice":
+        entry["budget"] = {"code_bytes": 1, "registers": 1}
     if mode == "contract":
         entry["block"] = [32, 1, 1]
     if mode == "priority":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +64,38 @@ def test_modules_of_the_package_are_followed(package: Write) -> None:
         digested__other="",
     )
     assert _closure("digested.kernels") == ["leaf.py", "helpers.py", "kernels.py"]
+
+
+def test_no_module_is_imported(package: Write) -> None:
+    package(
+        digested__kernels="from digested.helpers import f\nfrom strange.ones import g\n",
+        digested__helpers="from digested.deep import leaf\nimport digested.broken\n",
+        digested__deep__leaf="",
+        digested__broken="1 / 0",
+        strange__ones="",
+    )
+    assert _closure("digested.kernels") == ["broken.py", "leaf.py", "helpers.py", "kernels.py"]
+    found = {m for m in sys.modules if m.partition(".")[0] in ("digested", "strange")}
+    assert found == {"digested", "digested.deep"}  # packages
+
+
+PLANNED = """
+import sys
+from kiln.compiler.catalog import OWN, load_catalogs
+from kiln.compiler.pipeline import plan_targets
+from kiln.tools.backends import all_backends
+plans = plan_targets([OWN], load_catalogs((OWN,)), ["sm_90a", "cpu-x86_64"], all_backends(), None)
+loaded = {name.partition(".")[0] for name in sys.modules}
+print([len(p.jobs) > 20 for p in plans], loaded & {"triton", "mlir"})
+"""
+
+
+def test_planning_imports_no_compiler() -> None:
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+    done = subprocess.run(
+        [sys.executable, "-c", PLANNED], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("[True, True] set()\n", "")
 
 
 def test_what_is_taken_from_the_package_itself_counts(package: Write, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from kiln.compiler import pipeline
 from kiln.compiler.errors import BuildError, FailedJobs, OutputError
-from kiln.compiler.pipeline import BuildReport, Progress, build, source_folders
+from kiln.compiler.pipeline import Progress, build, source_folders
+from kiln.compiler.report import BuildReport
 from kiln.runtime.manifest import canonical_json
 from kiln.runtime.verify import verify_tree
 from kiln.tests.compiler.fake_backend import CATALOG, FakeBackend

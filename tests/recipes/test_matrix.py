@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kiln.recipes import catalog
-from kiln.recipes.matrix import CAPABILITIES, FAMILIES
+from kiln.recipes.matrix import CAPABILITIES, FAMILIES, LACKING
 from kiln.tools.capabilities import EXERCISES
 
 
@@ -18,6 +18,11 @@ def test_sixty_rows_with_titles_of_their_own() -> None:
 
 def test_every_op_belongs_to_a_row() -> None:
     assert {op.name: op.family for op in catalog().ops if op.family not in FAMILIES} == {}
+
+
+def test_what_lacks_is_said_of_rows_that_have_ops() -> None:
+    assert set(LACKING) <= {op.family for op in catalog().ops}
+    assert all(text and not text.endswith(".") for text in LACKING.values())
 
 
 def test_a_capability_is_a_row_without_ops_that_something_proves() -> None:

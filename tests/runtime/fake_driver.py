@@ -204,7 +204,7 @@ class FakeDriver:
         fields = {name: getattr(c, name) for name, _ in Config._fields_}
         fields["attrs"] = [_attribute(c.attrs + 72 * i) for i in range(c.numAttrs)]
         count = len(self.launches)
-        found = self.cuLaunchKernelEx(SimpleNamespace(**fields), self._functions[function], 0, extra)
+        found = self.cuLaunchKernelEx(SimpleNamespace(**fields), self._functions[function], params, extra)
         if len(self.launches) > count:
             kept = _copied(params)
             self.launches[-1] |= {"params": ctypes.addressof(kept), "kept": kept}

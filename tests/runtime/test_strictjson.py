@@ -33,12 +33,23 @@ BAD = {
     "duplicate": (b'{"a": 1, "b": 2, "a": 1}', "'a' stands twice"),
     "duplicate escaped": (rb'{"a": 1, "\u0061": 1}', "'a' stands twice"),
     "duplicate inside": (b'[{"x": {"a": 1, "a": 2}}]', "'a' stands twice"),
+    "duplicate after spaces": (b'{"a" : 1, "a"\t:\n1}', "'a' stands twice"),
+    "duplicate made up for by a string": (rb'{"a" :1,"a" :"\":"}', "'a' stands twice"),
+    "duplicate beside colons in strings": (rb'{"a": "\":", "a": ":"}', "'a' stands twice"),
+    "duplicate of a field that is empty": (b'{"a":{},"a":{}}', "'a' stands twice"),
     "nan": (b"[NaN]", "NaN"),
     "infinity": (b"[-Infinity]", "-Infinity"),
     "1e999": (b"[1e999]", "no finite double"),
     "5000 digits": (b"[" + b"1" * 5000 + b"]", "64 bits"),
     "2^63": (b"[9223372036854775808]", "64 bits"),
     "2^64": (b"[18446744073709551616]", "64 bits"),
+    "2^63 in an object": (b'{"a":9223372036854775808}', "64 bits"),
+    "2^63 after a space": (b"[1, 9223372036854775808]", "64 bits"),
+    "2^63 on a line": (b"[\n9223372036854775808]", "64 bits"),
+    "2^63 after a tab": (b"[\t9223372036854775808]", "64 bits"),
+    "2^63 after a comma": (b"[1,9223372036854775808]", "64 bits"),
+    "2^63 alone": (b"9223372036854775808", "64 bits"),
+    "-2^63-1": (b"[-9223372036854775809]", "64 bits"),
     "long fraction": (b"[0." + b"1" * 5000 + b"]", "no finite double"),
     "1e5 nested lists": (b"[" * 100_000 + b"]" * 100_000, "nested deeper"),
     "1e5 open lists": (b"[" * 100_000, "JSON|nested"),
@@ -58,6 +69,8 @@ def test_accepts_what_json_is() -> None:
     data = '{"a": [1, -2, 2.5, true, false, null, "é😀\\ud83d\\ude00"], "b": {}}\n'.encode()
     assert parse(data, "x") == json.loads(data)
     assert parse(b"[9223372036854775807, -9223372036854775808]", "x") == [2**63 - 1, -(2**63)]
+    odd = rb'{"a" : ":", "b": "\":", "c":9223372036854775807, "d": "x 12345678901234567890123"}'
+    assert parse(odd, "x") == json.loads(odd)
     deep: object = 1
     for _ in range(MAX_DEPTH):
         deep = [deep]

@@ -12,7 +12,9 @@ import pytest
 from kiln.compiler.backend import Job
 from kiln.compiler.content import State
 from kiln.compiler.errors import FailedJobs, Failure
-from kiln.compiler.pipeline import BuildReport, KernelReport, Progress
+from kiln.compiler.pipeline import Progress
+from kiln.compiler.report import BuildReport, KernelReport
+from kiln.tests.compiler.fake_backend import CATALOG, FakeBackend
 from kiln.tests.tools.conftest import Run, RunJson
 from kiln.tests.tools.synthetic import kernel
 from kiln.tools import build, progress
@@ -135,6 +137,36 @@ def test_failed_kernels(kiln: Run, kiln_json: RunJson, pipeline: Install) -> Non
     code, document = kiln_json("build")
     assert code == 2
     assert document["failures"] == [{"target": "sm_90a", "kernel": "add.v3", "why": "ptxas said no"}]
+
+
+def test_a_build_in_which_kernels_fail_says_what_it_did(
+    kiln: Run, kiln_json: RunJson, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    good, bad = FakeBackend(targets=("sm_80",)), FakeBackend(targets=("sm_86",), modes={"spilling": "budget"})
+    monkeypatch.setattr(build, "all_backends", lambda: (good, bad))
+    words = ("build", "--catalog", CATALOG, "--out", tmp_path / "tree")
+    code, out, err = kiln(*words, "--jobs", "1")
+    assert code == 2
+    lines = [line.split() for line in out.splitlines()]
+    assert [line[:5] for line in lines if line[:1] == ["target"]] == [
+        ["target", "kernel", "state", "size", "regs"],
+        ["target", "kernels", "built", "reused", "failed"],
+    ]
+    assert [line[:5] for line in lines if len(line) > 1 and line[1].isdigit() and line[0][:3] == "sm_"] == [
+        ["sm_80", "3", "3", "0", "0"],
+        ["sm_86", "2", "2", "0", "1"],
+    ]
+    assert f"3 kernels in {tmp_path / 'tree'}, generation 1, changed: sm_80\nroot sha256:" in out
+    assert "sm_86 spilling.generic: " in err
+    code, document = kiln_json(*words, "--jobs", "1")
+    assert code == 2
+    assert [f["kernel"] for f in document["failures"]] == ["spilling.generic"]
+    assert {k["state"] for k in document["kernels"]} == {"reused"}
+    monkeypatch.setattr(build, "all_backends", lambda: (bad,))
+    words = ("build", "--catalog", CATALOG, "--out", tmp_path / "other")
+    assert kiln(*words, "--jobs", "1")[1].splitlines()[-1] == (
+        f"{tmp_path / 'other'} is as it was: no target could be built"
+    )
 
 
 class Terminal(io.StringIO):

@@ -6,8 +6,11 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from kiln.recipes.matrix import FAMILIES
+import pytest
+
+from kiln.recipes.matrix import FAMILIES, LACKING
 from kiln.tests.tools.conftest import Run, RunJson
+from kiln.tests.tools.synthetic import kernel, manifest, write_tree
 
 CATALOG = "kiln.tests.tools.catalog"
 
@@ -37,7 +40,7 @@ def test_text(kiln: Run, tree: Path) -> None:
     assert code == 0
     assert re.search(r"^KERNEL-EW-NORM-ACT +INTERPRETED +D +I +4$", out, re.MULTILINE)
     assert re.search(r"^KERNEL-CONV3D +INVENTORIED +\. +\. +0$", out, re.MULTILINE)
-    assert "61 families: 54 INVENTORIED, 3 DECLARED, 3 COMPILED, 1 INTERPRETED" in out
+    assert "61 families: 52 INVENTORIED, 6 DECLARED, 2 COMPILED, 1 INTERPRETED" in out
 
 
 def test_markdown(kiln: Run, tree: Path) -> None:
@@ -45,6 +48,21 @@ def test_markdown(kiln: Run, tree: Path) -> None:
     assert code == 0
     assert "| `KERNEL-EW-NORM-ACT` | INTERPRETED | interpreted | `add`, `div`, `mul`, `sub` |" in out
     assert "- `KERNEL-CONV3D`: General 3-D convolution\n" in out
+
+
+def test_what_a_row_lacks_is_said_where_it_has_ops(
+    tmp_path: Path, kiln: Run, kiln_json: RunJson, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LACKING, "KERNEL-EW-NORM-ACT", "casts & glue")
+    monkeypatch.setitem(LACKING, "KERNEL-CONV3D", "everything")
+    tree = write_tree(tmp_path / "t", manifest("sm_90a", [kernel("add")]))
+    words = ("matrix", "--tree", tree, "--catalog", CATALOG)
+    rows = {r["family"]: r["lacks"] for r in kiln_json(*words)[1]["rows"]}
+    assert {f: said for f, said in rows.items() if said} == {"KERNEL-EW-NORM-ACT": "casts & glue"}
+    assert kiln(*words)[1].endswith("\nKERNEL-EW-NORM-ACT lacks casts & glue\n")
+    assert "\n\n`KERNEL-EW-NORM-ACT` lacks casts & glue.\n" in kiln(*words, "--md")[1]
+    page = kiln(*words, "--html")[1]
+    assert page.count("(lacks ") == page.count("(lacks casts &amp; glue)") == 1
 
 
 class Cells(HTMLParser):

@@ -54,6 +54,16 @@ def test_an_output_counts_if_its_own_type_or_stride_is_said() -> None:
     assert describe("f", sig, call) == "f(x: f32[1, 2], y: bf16[1, 2] stride 8)"
 
 
+def test_an_absent_operand_fixes_no_type() -> None:
+    value: dict[str, Any] = signature()
+    x, y, _ = value["operands"]
+    free = {"var": "U", "choices": ["bf16", "f32"]}
+    value["operands"] = [x, {**x, "name": "bias", "dtype": free, "optional": True}, {**y, "dtype": free}]
+    sig = parse_signature(value)
+    for words, said in (("M=1 N=2 U=f32 bias=none", True), ("M=1 N=2 U=f32", False)):
+        assert given(sig.tensors[-1], sig, parse_call("f", sig, words.split())) is said
+
+
 def test_defaults() -> None:
     call = parse_call("f", op(), ["M=1", "N=2", "K=3"])
     text = "f(x: bf16[1, 2], codes: u8[1, 1], bias: bf16[2], s=2, k=3, gemma=False)"

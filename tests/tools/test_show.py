@@ -88,6 +88,8 @@ def test_resources_of_every_target(kiln_json: RunJson, kiln: Run, built: Path) -
     assert code == 0
     assert {k["target"] for k in found["kernels"]} == {CPU, "sm_90a"}
     assert all(k["spill_stores"] == 0 for k in found["kernels"] if k["target"] == "sm_90a")
+    assert all(k["sass"] * 16 == k["code_bytes"] for k in found["kernels"] if k["target"] == "sm_90a")
+    assert not any("sass" in k for k in found["kernels"] if k["target"] == CPU)
     assert kiln("show", "mul", "--resources", "--tree", built)[1].startswith("target")
 
 

@@ -89,6 +89,7 @@ class TuneDriver(GraphDriver):
         known: Any = self.names
         function = Function(("function", known[hashlib.sha256(module[1]).hexdigest()].encode()))
         function.context = self.stack[-1]
+        self._functions[id(function)] = function
         return status, function
 
     def _multiply(self, name: str, params: int) -> None:

@@ -59,6 +59,7 @@ SHIPPED: tuple[Row, ...] = (
     ("matmul_bt", BF16, BF16, HALF),
     ("matmul_bt", BF16, F32, HALF),
     ("matmul_bt", F16, F16, HALF[2:]),
+    ("matmul_bt", F16, F32, HALF[2:]),
     ("matmul_bt", F32, F32, SINGLE),
     ("matmul", BF16, BF16, HALF[2:]),
     ("matmul", BF16, F32, HALF[3:]),

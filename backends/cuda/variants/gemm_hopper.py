@@ -100,6 +100,8 @@ def _when(kind: DType, out: DType) -> Expr:
         "and",
         *(["dtype", operand, dtype.name] for operand, dtype in types.items()),
         *LIMITS,
+        # The copy engine stores whole pieces of 16 bytes, whatever the extent of a row.
+        ["divisible", N, 16 // out.bytes],
         *(["divisible", ["stride", operand], 16 // dtype.bytes] for operand, dtype in types.items()),
         *(["aligned", operand, 16] for operand in types),
     ]

@@ -18,7 +18,12 @@ BY_TYPES = {tuple(p.constants[k] for k in ("io", "state", "bias", "output")): p 
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 SHAPES = ((4, 2, 4, 16, 8), (3, 1, 2, 24, 5), (1, 1, 1, 1, 1), (5, 2, 6, 128, 3))
 """rows, key heads, value heads, K, V."""
-COMBINATIONS = (("f32", "f32", "f32", "f32"), ("bf16", "f32", "f32", "bf16"), ("bf16", "bf16", "f32", "bf16"))
+COMBINATIONS = (
+    ("f32", "f32", "f32", "f32"),
+    ("bf16", "f32", "f32", "bf16"),
+    ("bf16", "bf16", "f32", "bf16"),
+    ("f16", "f16", "f32", "f16"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,12 @@ def test_bf16(products: Library, m: int, n: int, k: int, out: str, want: str) ->
 
 @pytest.mark.parametrize(
     ("kind", "out", "want"),
-    [("f16", "f16", "f16_any"), ("f32", "f32", "f32_any"), ("f16", "f32", None), ("f32", "bf16", None)],
+    [
+        ("f16", "f16", "f16_any"),
+        ("f32", "f32", "f32_any"),
+        ("f16", "f32", "f16_f32_any"),
+        ("f32", "bf16", None),
+    ],
 )
 def test_other_types(products: Library, kind: str, out: str, want: str | None) -> None:
     assert _chosen(products, "matmul_bt", 3, 64, 64, out, kind) == want
@@ -73,7 +78,7 @@ def test_other_types(products: Library, kind: str, out: str, want: str | None) -
 def test_the_out_type_is_xs_unless_it_is_given(products: Library) -> None:
     found = products.explain("matmul_bt", x=_view((4, 64), "bf16"), weight=_view((32, 64), "bf16")).chosen
     assert found is not None
-    assert found.variant.startswith("bf16_m")
+    assert found.variant.startswith("bf16_splitk_")
 
 
 def test_two_types_have_no_kernel(products: Library) -> None:
