@@ -1,10 +1,10 @@
-"""Scaled products of e4m3 codes for Hopper: two warps fill a ring of stages by TMA, one with x and one with weight, and
-two warpgroups multiply (`gemm_fp8_ws_sums`), scale, round, and store by TMA while the next tile is being loaded.
-Each makes the tensor map that it uses, so that a launch waits for one and not for three.
+"""Scaled products of e4m3 codes for Hopper, in Gluon: two warps fill a ring of stages by TMA, one with x and
+one with weight; two warpgroups multiply (`gemm_fp8_ws_sums`), scale, round, and store by TMA while the next
+tile is being loaded. Each makes the tensor map that it uses: a launch waits for one and not for three.
 
-A tile is 128 rows, 64 for each warpgroup, or 64 rows whose columns the warpgroups halve. A half has one piece of 64
-or 128 columns, or two of 128. Scales of rows and columns and the bias are loaded before the sums begin, a value in
-a thread or two, and spread out when they are needed.
+A tile is 128 rows, 64 for each warpgroup, or 64 rows whose columns the warpgroups halve. A half has one piece
+of 64 or 128 columns, or two of 128. Scales of rows and columns and the bias are loaded before the sums begin,
+a value in a thread or two, and spread out when they are needed.
 """
 
 from triton.experimental import gluon
@@ -17,7 +17,7 @@ from kiln.backends.cuda.kernels.gemm_hopper import _block, _next
 
 @gluon.constexpr_function
 def _across(columns, chunk):
-    """A piece's columns: those of a chunk (32 or 64) in a warpgroup's threads, further ones in their registers."""
+    """A piece's columns: those of a chunk (32 or 64) in a warpgroup's threads, others in their registers."""
     high = [[1 << bit] for bit in range(chunk.bit_length() - 1, columns.bit_length() - 1)]
     warps = [[32 if chunk == 64 else 0], [0]]
     return gl.DistributedLinearLayout(high, [[1], [2], [4], [8], [16]], warps, [], [columns])
@@ -28,8 +28,8 @@ def _unit(
     unit, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr,
     TOGETHER: gl.constexpr,
 ):  # fmt: skip
-    """(row, column, first step, end) of a part of a tile: one of SPLIT along the inner dimension, in multiples of
-    TOGETHER steps. Beyond K, copies are zeros."""
+    """(row, column, first step, end) of a part of a tile: one of SPLIT along the inner dimension, in
+    multiples of TOGETHER steps. Beyond K, copies are zeros."""
     row, column = _block(unit // SPLIT, M, N, BLOCK_M, BLOCK_N, GROUP)
     groups = gl.cdiv(K, DEPTH * TOGETHER)
     split = unit % SPLIT
@@ -142,7 +142,8 @@ def _store(out, c, total, x_scale, weight_scale, bias, m, n, AT: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    out, out_stride, a, b0, b1, c, full, empty, x_scale, weight_scale, bias, parts, counters, M, N, K, strides,
+    out, out_stride, a, b0, b1, c, full, empty, x_scale, weight_scale, bias, parts, counters,
+    M, N, K, strides,
     SIDE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, PIECES: gl.constexpr,
     STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, TOGETHER: gl.constexpr,
     BLOCKS: gl.constexpr,
@@ -214,14 +215,14 @@ def scaled_matmul_bt(
 ):  # fmt: skip
     """K >= 1; rows of x, weight and out are multiples of 16 bytes apart and begin at such addresses.
 
-    Programs take tiles of BLOCK_M x BLOCK_N in turn. With BLOCKS, x_scale and weight_scale are matrices of block
-    scales. Without, x_scale is None or indexed by rows times x_scale_stride (0: one for all), and weight_scale by
-    columns likewise. bias may be null. The output leaves through BUFFERS of 128 bytes of every row for each
-    warpgroup, of whose number a tile has a multiple.
+    Programs take tiles of BLOCK_M x BLOCK_N in turn. With BLOCKS, x_scale and weight_scale are matrices of
+    block scales. Without, x_scale is None or indexed by rows times x_scale_stride (0: one for all), and
+    weight_scale by columns likewise. bias may be null. The output leaves through BUFFERS of 128 bytes of
+    every row for each warpgroup, of whose number a tile has a multiple.
 
-    SPLIT programs share a tile of one piece along the inner dimension. parts [tiles, 2, SPLIT, 64 * columns] f32 and
-    counters [tiles, 2], zeros before and after, are None with SPLIT 1. Nobody waits for another program: the last
-    one to finish adds the parts in order, so that bits do not depend on who that was.
+    SPLIT programs share a tile of one piece along the inner dimension. parts [tiles, 2, SPLIT, 64 * columns]
+    f32 and counters [tiles, 2], zeros before and after, are None with SPLIT 1. Nobody waits for another
+    program: the last one to finish adds the parts in order, so that bits do not depend on who that was.
     """
     dtype: gl.constexpr = x.dtype.element_ty
     result: gl.constexpr = out.dtype.element_ty
@@ -260,7 +261,7 @@ def scaled_matmul_bt(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), 2)
         mbarrier.init(empty.index(stage), 2)
-    # Without it, the compiler puts a fence into every step, since descriptors are made in memory of the ring.
+    # Copies arrive at barriers from outside of the threads, and see them as they are now.
     fence_async_shared()
     strides = (x_scale_stride, x_scale_colstride, weight_scale_stride, weight_scale_colstride)
     gl.warp_specialize(

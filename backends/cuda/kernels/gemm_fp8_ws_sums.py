@@ -1,8 +1,8 @@
 """Sums of products of e4m3 codes by a warpgroup of Hopper, out of a ring of stages that another warp fills.
 
-Tensor cores of sm_90 keep about 14 bits of a running sum, so the products of a stage, 128 of the inner dimension,
-start from nothing and are then added to an f32 total, with scales of their own if there are any. Meanwhile the
-tensor cores have the other warpgroup's products.
+Tensor cores of sm_90 keep about 14 bits of a running sum, so the products of a stage, 128 of the inner
+dimension, start from nothing and are then added to an f32 total, with scales of their own if there are any.
+Meanwhile the tensor cores have the other warpgroup's products.
 """
 
 from triton.experimental import gluon
@@ -57,9 +57,7 @@ def _four(at, distances, step, live):
 @gluon.jit
 def _products(a, b, stage, place):
     """The products of one stage, in the registers of `place`."""
-    part = warpgroup_mma(
-        a.index(stage), b.index(stage).permute([1, 0]), place, use_acc=False, is_async=True
-    )
+    part = warpgroup_mma(a.index(stage), b.index(stage).permute([1, 0]), place, use_acc=False, is_async=True)
     return warpgroup_mma_wait(0, deps=[part])
 
 
@@ -68,8 +66,9 @@ def one_piece(a, b, full, empty, stage, phase, steps, scales, STAGES: gl.constex
     """(total, stage, phase) of a tile of one piece of columns.
 
     scales: None, or pointers to those of the rows [64] and of the piece for the first step, how far the next
-    step's are from them, and how many steps have some. Then steps are a multiple of 4, and scales are loaded 4 steps
-    ahead, each into registers of its own: a move would wait for memory.
+    step's are from them, and how many steps have some. Then steps are a multiple of 4, whose scales are
+    loaded while those of the four before are in use: a load that is waited for one step later makes each
+    step wait.
     """
     W: gl.constexpr = b.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W, 32])
@@ -107,9 +106,12 @@ def one_piece(a, b, full, empty, stage, phase, steps, scales, STAGES: gl.constex
 
 @gluon.jit
 def two_pieces(a, b0, b1, full, empty, stage, phase, steps, scales, right, STAGES: gl.constexpr):
-    """(left total, right total, stage, phase) of a tile of two pieces of the same width. Scales as for `one_piece`,
-    `right` pointing to those of the right piece, 2 steps ahead. With them, all products lie in the same registers:
-    there are no others beside totals and scales."""
+    """(left total, right total, stage, phase) of a tile of two pieces of the same width.
+
+    Scales as for `one_piece`, `right` pointing to those of the right piece; a step takes long enough for the
+    next one's to arrive. With them, the right piece's products lie in the registers of the left one's: there
+    are no others beside totals and scales.
+    """
     W: gl.constexpr = b0.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W, 32])
     nothing = gl.zeros([ROWS, W], gl.float32, layout)

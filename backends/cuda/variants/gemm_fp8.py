@@ -1,5 +1,5 @@
-"""CUDA realizations of scaled 8-bit matrix products: tiles for every target, and block-scaled kernels with split
-inner dimension for few rows. Those for Hopper are in `gemm_fp8_ws`.
+"""CUDA realizations of scaled 8-bit matrix products: tiles for every target, and block-scaled kernels with
+split inner dimension for few rows. Those for Hopper are in `gemm_fp8_ws`.
 
 From sm_89 on tensor cores take e4m3. Below, codes are read as bytes and decoded to f16, exactly (`via_f16`).
 """

@@ -75,7 +75,7 @@ def _scales(op: str) -> tuple[list[Pointer | Number], list[Number], dict[str, Co
         return [Pointer("weight_scale", "alpha", F32.name)], [], {**constants, **dict.fromkeys(COLUMNS, 0)}
     pointers: list[Pointer | Number] = [Pointer(name, name, F32.name) for name in names]
     if op == "scaled_matmul_bt_block":
-        strides = [Number(f"{t}_{s}", "i32", [s, t]) for t in names for s in ("stride", "colstride")]
+        strides = [Number(f"{t}_{s}", "i64", [s, t]) for t in names for s in ("stride", "colstride")]
         return pointers, strides, {}
     steps = zip(names, (X_SCALE_STEP, WEIGHT_SCALE_STEP), strict=True)
     return pointers, [Number(f"{t}_stride", "i32", step) for t, step in steps], dict.fromkeys(COLUMNS, 0)
@@ -101,6 +101,8 @@ def _when(tile: Tile, out: DType) -> Expr:
     rows = [] if tile.rows is None else [["le", M, tile.rows]]
     return [
         "and", ["dtype", "out", out.name], *rows, *LIMITS,
+        # The copy engine stores whole pieces of 16 bytes, whatever the extent of a row.
+        ["divisible", N, 16 // out.bytes], ["divisible", K, 16],
         *(["divisible", ["stride", operand], 16 // dtype.bytes] for operand, dtype in types.items()),
         *(["aligned", operand, 16] for operand in types),
     ]  # fmt: skip
@@ -122,7 +124,8 @@ def _row(op: str, out: DType, tile: Tile) -> CudaPrimitive:
         kernel=KERNEL,
         params=(
             Pointer("x", "x", F8E4M3.name, align=16), Pointer("weight", "weight", F8E4M3.name, align=16),
-            *scales, Pointer("bias", "bias", out.name), Pointer("out", "out", out.name, "write", align=16), *shared,
+            *scales, Pointer("bias", "bias", out.name),
+            Pointer("out", "out", out.name, "write", align=16), *shared,
             Number("M", "i32", M), Number("N", "i32", N), Number("K", "i32", K),
             *(Number(f"{t}_stride", "i64", ["stride", t]) for t in ("x", "weight", "out")), *distances,
         ),

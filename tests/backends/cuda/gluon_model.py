@@ -1,8 +1,9 @@
 """A model of Gluon for Hopper on NumPy: enough of it to run a warp-specialized kernel's own Python functions.
 
-Every partition of a program is a thread; mbarriers count arrivals and bytes and flip their phase as PTX says,
-TMA loads land at once and fill with zeros, and products are summed in f32. A wait that nobody ends fails after
-`PATIENCE` seconds, with what it waited for. What Triton's compiler makes of the code is not modelled.
+Every partition of a program is a thread; mbarriers count arrivals and bytes and flip their phase as PTX
+says, TMA loads land at once and fill with zeros, and products are summed in f32. A wait that nobody ends
+fails after `PATIENCE` seconds, with what it waited for. What Triton's compiler makes of the code is not
+modelled.
 """
 
 import threading
@@ -29,7 +30,8 @@ F32 = Kind(np.float32, 32)
 KINDS = {
     np.dtype(d): Kind(d, bits)
     for d, bits in (
-        (np.float32, 32), (np.int32, 32), (np.float16, 16), (ml_dtypes.bfloat16, 16), (ml_dtypes.float8_e4m3fn, 8),
+        (np.float32, 32), (np.int32, 32), (np.float16, 16), (ml_dtypes.bfloat16, 16),
+        (ml_dtypes.float8_e4m3fn, 8),
     )
 }  # fmt: skip
 

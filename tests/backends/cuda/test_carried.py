@@ -1,9 +1,9 @@
-"""A trap of Triton's loops, which no type shows: a name that starts as a copy of another, and becomes a copy of
-it again in every turn, is not carried from turn to turn.
+"""A trap of Triton's loops, which no type shows: a name that starts as a copy of another, and becomes a copy
+of it again in every turn, is not carried from turn to turn.
 
 The compiler walks a loop's body once with the values from before it, and carries the names whose value has
-changed: `before = stage` changes nothing then, whatever happens to `stage` afterwards. On a device, a consumer of
-a ring that is written like this gives back the first stage for ever, and the producer waits for ever.
+changed: `before = stage` changes nothing then, whatever happens to `stage` afterwards. On a device, a
+consumer of a ring that is written like this gives back the first stage for ever, and the producer waits.
 """
 
 from __future__ import annotations

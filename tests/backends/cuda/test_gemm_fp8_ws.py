@@ -49,7 +49,9 @@ def laid_out(x: Array, weight: Array, bias: Array | None) -> tuple[dict[str, Any
     }, buffer  # fmt: skip
 
 
-def result(how: dict[str, Any], given: dict[str, Any], buffer: Array, kernels: dict[str, Any] | None) -> Array:
+def result(
+    how: dict[str, Any], given: dict[str, Any], buffer: Array, kernels: dict[str, Any] | None
+) -> Array:
     """What two programs store; nothing beside it, and zeros where arrivals were counted."""
     given |= {"parts": None, "counters": None, **PLAIN, **how}
     tiles = -(-given["M"] // given["BLOCK_M"]) * -(-given["N"] // given["BLOCK_N"])
@@ -112,7 +114,8 @@ def distance(got: Array, want: Array) -> float:
 
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize(
-    ("m", "n", "k", "each", "bias"), [(1, 8, 8, True, False), (200, 264, 1160, True, True), (130, 264, 530, False, True)]
+    ("m", "n", "k", "each", "bias"),
+    [(1, 8, 8, True, False), (200, 264, 1160, True, True), (130, 264, 530, False, True)],
 )
 def test_meets_the_contract(how: dict[str, Any], m: int, n: int, k: int, each: bool, bias: bool) -> None:
     call = operands(m, n, k, each, bias)
@@ -135,7 +138,8 @@ def test_without_scales_of_rows() -> None:
 def test_a_nan_stays_in_its_row_and_column(how: dict[str, Any]) -> None:
     call = operands(140, 136, 300)
     clean = product(how, **call)
-    assert call["x"] is not None and call["weight"] is not None
+    assert call["x"] is not None
+    assert call["weight"] is not None
     call["x"].view(np.uint8)[129, 70] = call["weight"].view(np.uint8)[7, 299] = 0x7F
     got = product(how, **call).astype(np.float32)
     spoiled = np.zeros(got.shape, bool)
