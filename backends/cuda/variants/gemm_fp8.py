@@ -1,5 +1,5 @@
-"""CUDA realizations of scaled 8-bit matrix products: tiles for every target, block-scaled kernels with split
-inner dimension for few rows, and warp-specialized ones for Hopper.
+"""CUDA realizations of scaled 8-bit matrix products: tiles for every target, and block-scaled kernels with
+split inner dimension for few rows. Those for Hopper are in `gemm_fp8_ws`.
 
 From sm_89 on tensor cores take e4m3. Below, codes are read as bytes and decoded to f16, exactly (`via_f16`).
 """
@@ -9,30 +9,28 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kiln.backends.cuda.primitive import Constant, CudaPrimitive, Number, Pointer, Scratch, Unit
-from kiln.ir.dtypes import BF16, F8E4M3, F16, F32, I8, I32, U8, DType
+from kiln.backends.cuda.variants.gemm_fp8_ws import (
+    OUTPUTS,
+    SHORT_SUMS,
+    WEIGHT_SCALE_STEP,
+    X_SCALE_STEP,
+    ws_defaults,
+    ws_rows,
+)
+from kiln.ir.dtypes import BF16, F8E4M3, F32, I8, I32, U8, DType
 from kiln.ir.spec import Contract
 
 Expr: TypeAlias = Any
 
 KERNELS = "kiln.backends.cuda.kernels.gemm_fp8"
-HOPPER = "kiln.backends.cuda.kernels.gemm_fp8_hopper"
 M: Expr = ["dim", "M"]
 N: Expr = ["dim", "N"]
 K: Expr = ["dim", "K"]
-X_SCALE_STEP: Expr = ["min", ["sub", ["dim", "SM"], 1], 1]
-WEIGHT_SCALE_STEP: Expr = ["min", ["sub", ["dim", "SN"], 1], 1]
-"""How far the next row's scale is: 0 where there is one for all."""
 GROUP = 8
 """Row blocks that are walked together, so that weights stay in L2."""
-MULTIPROCESSORS = 132
-"""Of an H100 or H200: programs of a kernel that takes tiles in turn."""
 ENDS = 128
 """Products of e4m3 that tensor cores of sm_90 may add up in their own bits before f32 takes over. If it never
 does, sums of 16384 terms are off by 3.5e-3 (relative L2), and by 0.22 where all have one sign."""
-SHORT_SUMS = Contract("envelope", rel_l2=2.0**-8, max_eps=2.0**14)
-"""f32 outputs of e4m3 tensor cores, which add products in fewer bits than an output has: 2**-9 of the
-largest. Measured on an H200: relative L2 1.3e-4, and 6.2e-4 where all terms have one sign."""
-OUTPUTS = (BF16, F16, F32)
 SCALES = (Pointer("x_scale", "x_scale", "f32"), Pointer("weight_scale", "weight_scale", "f32"))
 CODES: dict[str, tuple[str, str, int, int]] = {
     "f8e4m3": (F8E4M3.name, "", 89, 999),
@@ -94,10 +92,6 @@ SPLIT_TILES = (
     ((64, 128), (1, 2, 4), 4, 4),
 )
 """Rows of x and of weight of a block, numbers of splits, warps, stages: candidates for few rows."""
-
-
-HOPPER_TILES = ((128, 128, 6), (128, 192, 5), (64, 256, 5))
-"""Rows, columns, stages of candidates whose tiles go round."""
 
 
 def _aligned(*scales: str) -> list[Expr]:
@@ -249,33 +243,6 @@ def _split(kind: str, out: str, block: tuple[int, int], split: int, warps: int, 
     )
 
 
-def _hopper(out: str, rows: int, columns: int, stages: int, group: int) -> CudaPrimitive:
-    """A warp-specialized candidate of scaled_matmul_bt_block for sm_90a."""
-    x, weight, bias, destination = _operands(F8E4M3.name, out, 16)
-    sizes = tuple(Number("N", "i32", N, 16) if n.name == "N" else n for n in _sizes(16, 1))
-    tiles: Expr = ["mul", ["cdiv", M, rows], ["cdiv", N, columns]]
-    return CudaPrimitive(
-        op="scaled_matmul_bt_block",
-        variant=f"{out}_tma_m{rows}_n{columns}_s{stages}_g{group}",
-        kernel=f"{HOPPER}:scaled_matmul_bt_block",
-        params=(
-            x, weight, *SCALES, bias, destination, *sizes,
-            *(s for s in _strides("i32") if s.name != "weight_scale_colstride"),
-        ),
-        constants={"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": 128, "GROUP": group, "STAGES": stages},
-        grid=(["min", tiles, MULTIPROCESSORS], 1, 1),
-        when=[
-            "and", ["dtype", "out", out], ["divisible", N, 16], ["eq", ["colstride", "weight_scale"], 1],
-            *_aligned(),
-        ],
-        num_warps=4,
-        options=FUSED,
-        min_sm=90,
-        max_sm=90,
-        contract=_contract(F8E4M3.name, out),
-    )  # fmt: skip
-
-
 def _tiles_for(out: DType, many: tuple[Tile, ...], few: tuple[Tile, ...] = FEW) -> tuple[Tile, ...]:
     """bf16 outputs have kernels for few rows, and one for operands that are no multiples of 16: peers take
     such operands for no output."""
@@ -295,8 +262,6 @@ def _tiles() -> Iterator[CudaPrimitive | None]:
 
 def _blocks() -> Iterator[CudaPrimitive | None]:
     for out in OUTPUTS:
-        for rows, columns, stages in HOPPER_TILES if out is BF16 else HOPPER_TILES[:1]:
-            yield _hopper(out.name, rows, columns, stages, GROUP)
         for kind in ("f8e4m3", "via_f16"):
             for block, splits, warps, stages in SPLIT_TILES if out is BF16 and kind == "f8e4m3" else ():
                 for split in splits:
@@ -305,16 +270,18 @@ def _blocks() -> Iterator[CudaPrimitive | None]:
                 yield _block(kind, out.name, tile)
 
 
-CANDIDATES: tuple[CudaPrimitive, ...] = tuple(row for row in (*_tiles(), *_blocks()) if row is not None)
-FIRST = (
-    "bf16_split4_m16_n128_w4_s5", "bf16_split4_m32_n64_w4_s6", "bf16_split2_m64_n64_w4_s5",
-    *(f"{out.name}_tma_m128_n128_s6_g8" for out in OUTPUTS),
+CANDIDATES: tuple[CudaPrimitive, ...] = (
+    *(row for row in (*_tiles(), *_blocks()) if row is not None), *ws_rows(),
 )  # fmt: skip
-"""On an H200: 16x4096x7168 14.7 us, the best candidate 14.0; 4096x4096x7168 238 us, where tiles that are
-loaded by pointers take 397."""
-DEFAULTS: tuple[str, ...] = (
-    *FIRST,
-    *dict.fromkeys(r.variant for r in CANDIDATES if "_split" not in r.variant and "_tma_" not in r.variant),
+FIRST = (
+    "bf16_split4_m16_n128_w4_s5", "bf16_split4_m32_n64_w4_s6", "bf16_split2_m64_n64_w4_s5", "bf16_m64",
+    *ws_defaults(),
+)  # fmt: skip
+"""On an H200: 16x4096x7168 14.7 us, the best candidate 14.0."""
+DEFAULTS: tuple[str, ...] = tuple(
+    dict.fromkeys(
+        (*FIRST, *(r.variant for r in CANDIDATES if "_split" not in r.variant and "_ws_" not in r.variant))
+    )
 )
 """What runs shapes that nothing was measured for: what is for few rows first."""
 GENERAL = tuple(name for name in DEFAULTS if name != "bf16_split4_m32_n64_w4_s6")

@@ -4,6 +4,8 @@ that a target has for the type."""
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from kiln.backends.cuda.variants.gemm_fp8 import CANDIDATES, DEFAULTS, GENERAL
 from kiln.compiler.catalog import OWN, load
 from kiln.compiler.target import TARGETS
 from kiln.runtime.cubin import read_cubin
+from kiln.tests.cubins import nvidia_tool
 
 F8_MMA = r"mma\.sync\.aligned\.m16n8k32\.row\.col\.f32\.e4m3\.e4m3"
 F16_MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16"
@@ -28,8 +31,9 @@ TCGEN05 = r"tcgen05\.mma\.cta_group::1\.kind::f8f6f4"
         ("sm_89", "scaled_matmul_bt_block", "bf16_split4_m16_n128_w4_s5", F8_MMA),
         ("sm_90a", "scaled_matmul_bt_alpha", "f32_any", WGMMA),
         ("sm_90a", "scaled_matmul_bt_block", "bf16_split4_m32_n64_w4_s6", WGMMA),
-        ("sm_90a", "scaled_matmul_bt_block", "bf16_tma_m128_n192_s5_g8", WGMMA),
-        ("sm_90a", "scaled_matmul_bt_block", "bf16_tma_m64_n256_s5_g8", WGMMA),
+        ("sm_90a", "scaled_matmul_bt_block", "bf16_ws_m128_n256_s4", WGMMA),
+        ("sm_90a", "scaled_matmul_bt", "f16_ws_m64_n128_s8", WGMMA),
+        ("sm_90a", "scaled_matmul_bt_alpha", "f32_ws_m128_n128_s6", WGMMA),
         ("sm_100a", "scaled_matmul_bt_block", "bf16_any", TCGEN05),
         ("sm_120a", "scaled_matmul_bt", "bf16_any_unaligned", F8_MMA),
         ("sm_120a", "scaled_matmul_bt_int8", "f32_any", r"mma\.sync\S*\.s32\.s8\.s8"),
@@ -47,12 +51,33 @@ def test_kernels_fit_and_use_the_tensor_cores(target: str, op: str, variant: str
     assert re.search(instruction, made.asm["ptx"])
 
 
-def test_pieces_of_the_hopper_kernel_overlap() -> None:
-    """Each group waits for one piece while the other is multiplied: once a block of k, in both groups."""
-    declared = load((OWN,)).ops["scaled_matmul_bt_block"]
-    payload = {"op": declared.name, "variant": "bf16_tma_m128_n128_s6_g8"}
-    ptx = assemble(handwritten(declared, payload, (OWN,), 90), TARGETS["sm_90a"]).asm["ptx"]
-    assert len(re.findall(r"wgmma\.wait_group\S* 1;", ptx)) == 2
+PRODUCT = re.compile(r"[HQ]GMMA\S+ (R\d+), \S+, (\w+)")
+"""Where an instruction's sums go, and what they are added to."""
+
+
+@pytest.mark.parametrize(
+    ("op", "variant", "promoted"),
+    [
+        ("scaled_matmul_bt", "bf16_ws_m128_n256_s3", True),
+        ("scaled_matmul_bt_block", "bf16_ws_m64_n128_s8_x2", True),
+        ("matmul_bt", "bf16_ws_m128_n128_s6_g16", False),
+    ],
+)
+def test_sums_of_codes_leave_the_tensor_cores_every_128(
+    op: str, variant: str, promoted: bool, tmp_path: Path
+) -> None:
+    """Of the four instructions of 32 that a stage has, the first adds to nothing."""
+    declared = load((OWN,)).ops[op]
+    source = handwritten(declared, {"op": op, "variant": variant}, (OWN,), 90)
+    made = assemble(source, TARGETS["sm_90a"])
+    file = tmp_path / "k.cubin"
+    file.write_bytes(made.cubin)
+    listed = subprocess.run(
+        [nvidia_tool("nvdisasm"), "-c", str(file)], capture_output=True, text=True, check=True
+    )
+    added = [to == "RZ" for _, to in PRODUCT.findall(listed.stdout)]
+    assert len(added) >= 8
+    assert added == [promoted, False, False, False] * (len(added) // 4)
 
 
 def test_every_default_is_a_candidate() -> None:

@@ -1,0 +1,288 @@
+"""Scaled products of e4m3 codes for Hopper, in Gluon: two warps fill a ring of stages by TMA, one with x and
+one with weight; two warpgroups multiply (`gemm_fp8_ws_sums`), scale, round, and store by TMA while the next
+tile is being loaded. Each makes the tensor map that it uses: a launch waits for one and not for three.
+
+A tile is 128 rows, 64 for each warpgroup, or 64 rows whose columns the warpgroups halve. A half has one piece
+of 64 or 128 columns, or two of 128. Scales of rows and columns and the bias are loaded before the sums begin,
+a value in a thread or two, and spread out when they are needed.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from kiln.backends.cuda.kernels.gemm_fp8_ws_sums import DEPTH, ROWS, one_piece, two_pieces
+from kiln.backends.cuda.kernels.gemm_hopper import _block, _next
+
+
+@gluon.constexpr_function
+def _across(columns, chunk):
+    """A piece's columns: those of a chunk (32 or 64) in a warpgroup's threads, others in their registers."""
+    high = [[1 << bit] for bit in range(chunk.bit_length() - 1, columns.bit_length() - 1)]
+    warps = [[32 if chunk == 64 else 0], [0]]
+    return gl.DistributedLinearLayout(high, [[1], [2], [4], [8], [16]], warps, [], [columns])
+
+
+@gluon.jit
+def _unit(
+    unit, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr,
+    TOGETHER: gl.constexpr,
+):  # fmt: skip
+    """(row, column, first step, end) of a part of a tile: one of SPLIT along the inner dimension, in
+    multiples of TOGETHER steps. Beyond K, copies are zeros."""
+    row, column = _block(unit // SPLIT, M, N, BLOCK_M, BLOCK_N, GROUP)
+    groups = gl.cdiv(K, DEPTH * TOGETHER)
+    split = unit % SPLIT
+    first = groups * split // SPLIT * TOGETHER
+    return row * BLOCK_M, column * BLOCK_N, first, groups * (split + 1) // SPLIT * TOGETHER
+
+
+@gluon.jit
+def _copy(
+    source, stride, size, buffers, full, empty, M, N, K,
+    WEIGHT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, SPLIT: gl.constexpr, TOGETHER: gl.constexpr,
+):  # fmt: skip
+    """A copying warp, for x or weight [size, K]: a tile's rows in as many boxes as there are buffers for."""
+    BOX: gl.constexpr = buffers[0].shape[1]
+    BLOCK: gl.constexpr = BLOCK_N if WEIGHT else BLOCK_M
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BOX, DEPTH], source.dtype.element_ty)
+    boxes = tma.make_tensor_descriptor(source, [size, K], [stride, 1], [BOX, DEPTH], layout)
+    stage = 0
+    phase = 1
+    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * SPLIT
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        m, n, first, end = _unit(unit, M, N, K, BLOCK_M, BLOCK_N, GROUP, SPLIT, TOGETHER)
+        row = m
+        if WEIGHT:
+            row = n
+        for step in range(first, end):
+            ready = full.index(stage)
+            mbarrier.wait(empty.index(stage), phase)
+            mbarrier.expect(ready, BLOCK * DEPTH)
+            for box in gl.static_range(BLOCK // BOX):
+                tma.async_load(boxes, [row + box * BOX, step * DEPTH], ready, buffers[box].index(stage))
+            stage, phase = _next(stage, phase, STAGES)
+
+
+@gluon.jit
+def _scales(scales, index, size, step):
+    """A scale for each index; with step 0 the one for all."""
+    return gl.load(scales + index * step, mask=index < size, other=0.0)
+
+
+@gluon.jit
+def _bias(bias, index, size):
+    """Entries of a bias, -0 of one that is null: adding it changes no bit."""
+    return gl.load(bias + index, mask=(bias.to(gl.int64) != 0) & (index < size), other=-0.0)
+
+
+@gluon.jit
+def _places(total):
+    """Where a piece's elements lie in a part."""
+    layout: gl.constexpr = total.type.layout
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    column = gl.arange(0, total.shape[1], gl.SliceLayout(0, layout))
+    return row[:, None] * total.shape[1] + column[None, :]
+
+
+@gluon.jit
+def _last(total, parts, counter, split, SPLIT: gl.constexpr):
+    """Lays a part of a tile's sums down; whether all others lie there already."""
+    gl.store(parts + split * (ROWS * total.shape[1]) + _places(total), total)
+    # Every thread has written before one says so; acquire and release order that for the other programs.
+    gl.barrier()
+    last = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+    if last:
+        gl.store(counter, 0)
+    return last
+
+
+@gluon.jit
+def _sum(total, parts, SPLIT: gl.constexpr):
+    """The parts' sum, in order of the inner dimension."""
+    places = _places(total)
+    made = gl.load(parts + places, cache_modifier=".cg")
+    for split in gl.static_range(1, SPLIT):
+        made += gl.load(parts + split * (ROWS * total.shape[1]) + places, cache_modifier=".cg")
+    return made
+
+
+@gluon.jit
+def _store(out, c, total, x_scale, weight_scale, bias, m, n, AT: gl.constexpr):
+    """Scales, rounds and stores a piece by TMA, 128 bytes of every row at a time: chunk AT of a tile,
+    which has a multiple of as many as there are buffers. Scales may be None."""
+    BUFFERS: gl.constexpr = c.shape[0]
+    CHUNK: gl.constexpr = c.shape[2]
+    W: gl.constexpr = total.shape[1]
+    if W > CHUNK:
+        HALF: gl.constexpr = W // 2
+        NEXT: gl.constexpr = AT + HALF // CHUNK
+        left, right = total.reshape([ROWS, 2, HALF]).permute([0, 2, 1]).split()
+        bias0, bias1 = bias.reshape([2, HALF]).permute([1, 0]).split()
+        scale0 = None
+        scale1 = None
+        if weight_scale is not None:
+            scale0, scale1 = weight_scale.reshape([2, HALF]).permute([1, 0]).split()
+        _store(out, c, left, x_scale, scale0, bias0, m, n, AT)
+        _store(out, c, right, x_scale, scale1, bias1, m, n + HALF, NEXT)
+    else:
+        layout: gl.constexpr = total.type.layout
+        buffer = c.index(AT % BUFFERS)
+        if weight_scale is not None:
+            total = gl.convert_layout(weight_scale, gl.SliceLayout(0, layout))[None, :] * total
+        if x_scale is not None:
+            total = gl.convert_layout(x_scale, gl.SliceLayout(1, layout))[:, None] * total
+        total += gl.convert_layout(bias.to(gl.float32), gl.SliceLayout(0, layout))[None, :]
+        tma.store_wait(BUFFERS - 1)
+        buffer.store(total.to(c.dtype))
+        fence_async_shared()
+        tma.async_store(out, [m, n], buffer)
+
+
+@gluon.jit
+def _multiply(
+    out, out_stride, a, b0, b1, c, full, empty, x_scale, weight_scale, bias, parts, counters,
+    M, N, K, strides,
+    SIDE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, PIECES: gl.constexpr,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, TOGETHER: gl.constexpr,
+    BLOCKS: gl.constexpr,
+):  # fmt: skip
+    """A multiplying warpgroup, the first or the second: its half of every tile of this program."""
+    W: gl.constexpr = b0.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W, 32])
+    x_stride, x_colstride, weight_stride, weight_colstride = strides
+    lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, c.shape[2]], c.dtype)
+    target = tma.make_tensor_descriptor(out, [M, N], [out_stride, 1], [ROWS, c.shape[2]], lc)
+    stage = 0
+    phase = 0
+    units = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) * SPLIT
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        m, n, first, end = _unit(unit, M, N, K, BLOCK_M, BLOCK_N, GROUP, SPLIT, TOGETHER)
+        if BLOCK_M == ROWS:
+            n += SIDE * (BLOCK_N // 2)
+        else:
+            m += SIDE * ROWS
+        row = m.to(gl.int64) + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        column0 = n.to(gl.int64) + gl.arange(0, W, _across(W, c.shape[2]))
+        column1 = column0 + W
+        blocks = None
+        right = None
+        row_scale = None
+        scale0 = None
+        scale1 = None
+        if BLOCKS:
+            begin = first.to(gl.int64)
+            rows = x_scale + gl.where(row < M, row, 0) * x_stride + begin * x_colstride
+            last = gl.cdiv(N, DEPTH) - 1
+            columns = weight_scale + begin * weight_colstride
+            right = columns + gl.minimum((n + W) // DEPTH, last).to(gl.int64) * weight_stride
+            columns += gl.minimum(n // DEPTH, last).to(gl.int64) * weight_stride
+            blocks = ((rows, columns), (x_colstride, weight_colstride), gl.cdiv(K, DEPTH) - first)
+        else:
+            if x_scale is not None:
+                row_scale = _scales(x_scale, row, M, x_stride)
+            scale0 = _scales(weight_scale, column0, N, weight_stride)
+        bias0 = _bias(bias, column0, N)
+        if PIECES == 2:
+            if not BLOCKS:
+                scale1 = _scales(weight_scale, column1, N, weight_stride)
+            bias1 = _bias(bias, column1, N)
+            total0, total1, stage, phase = two_pieces(
+                a, b0, b1, full, empty, stage, phase, end - first, blocks, right, STAGES
+            )
+            _store(target, c, total0, row_scale, scale0, bias0, m, n, 0)
+            _store(target, c, total1, row_scale, scale1, bias1, m, n + W, W // c.shape[2])
+        else:
+            total0, stage, phase = one_piece(a, b0, full, empty, stage, phase, end - first, blocks, STAGES)
+            if SPLIT == 1:
+                _store(target, c, total0, row_scale, scale0, bias0, m, n, 0)
+            else:
+                half = unit // SPLIT * 2 + SIDE
+                own = parts + half.to(gl.int64) * (SPLIT * ROWS * W)
+                if _last(total0, own, counters + half, unit % SPLIT, SPLIT):
+                    _store(target, c, _sum(total0, own, SPLIT), row_scale, scale0, bias0, m, n, 0)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def scaled_matmul_bt(
+    x, weight, x_scale, weight_scale, bias, out, parts, counters, M, N, K,
+    x_stride, weight_stride, out_stride,
+    x_scale_stride, x_scale_colstride, weight_scale_stride, weight_scale_colstride,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    BUFFERS: gl.constexpr, SPLIT: gl.constexpr, BLOCKS: gl.constexpr,
+):  # fmt: skip
+    """K >= 1; rows of x, weight and out are multiples of 16 bytes apart and begin at such addresses.
+
+    Programs take tiles of BLOCK_M x BLOCK_N in turn. With BLOCKS, x_scale and weight_scale are matrices of
+    block scales. Without, x_scale is None or indexed by rows times x_scale_stride (0: one for all), and
+    weight_scale by columns likewise. bias may be null. The output leaves through BUFFERS of 128 bytes of
+    every row for each warpgroup, of whose number a tile has a multiple.
+
+    SPLIT programs share a tile of one piece along the inner dimension. parts [tiles, 2, SPLIT, 64 * columns]
+    f32 and counters [tiles, 2], zeros before and after, are None with SPLIT 1. Nobody waits for another
+    program: the last one to finish adds the parts in order, so that bits do not depend on who that was.
+    """
+    dtype: gl.constexpr = x.dtype.element_ty
+    result: gl.constexpr = out.dtype.element_ty
+    CHUNK: gl.constexpr = 1024 // result.primitive_bitwidth
+    gl.static_assert((BLOCK_M * BLOCK_N) // (2 * ROWS * CHUNK) % BUFFERS == 0)
+    HALF: gl.constexpr = BLOCK_N if BLOCK_M > ROWS else BLOCK_N // 2
+    W: gl.constexpr = min(HALF, 128)
+    PIECES: gl.constexpr = HALF // W
+    gl.static_assert(SPLIT == 1 or PIECES == 1)
+    TOGETHER: gl.constexpr = 4 if BLOCKS and PIECES == 1 else 1
+    la: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, DEPTH], dtype)
+    lb: gl.constexpr = gl.NVMMASharedLayout.get_default_for([W, DEPTH], dtype)
+    lc: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, CHUNK], result)
+    a0 = gl.allocate_shared_memory(dtype, [STAGES, ROWS, DEPTH], la)
+    b0 = gl.allocate_shared_memory(dtype, [STAGES, W, DEPTH], lb)
+    # Pieces from left to right; warpgroups that lie above each other have the same.
+    a1 = a0
+    b1 = b0
+    b2 = b0
+    b3 = b0
+    if BLOCK_N > W:
+        b1 = gl.allocate_shared_memory(dtype, [STAGES, W, DEPTH], lb)
+    if BLOCK_M > ROWS:
+        a1 = gl.allocate_shared_memory(dtype, [STAGES, ROWS, DEPTH], la)
+        b2 = b0
+        b3 = b1
+    elif PIECES == 2:
+        b2 = gl.allocate_shared_memory(dtype, [STAGES, W, DEPTH], lb)
+        b3 = gl.allocate_shared_memory(dtype, [STAGES, W, DEPTH], lb)
+    else:
+        b2 = b1
+    c0 = gl.allocate_shared_memory(result, [BUFFERS, ROWS, CHUNK], lc)
+    c1 = gl.allocate_shared_memory(result, [BUFFERS, ROWS, CHUNK], lc)
+    full = mbarrier.allocate_mbarrier(STAGES)
+    empty = mbarrier.allocate_mbarrier(STAGES)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), 2)
+        mbarrier.init(empty.index(stage), 2)
+    # Copies arrive at barriers from outside of the threads, and see them as they are now.
+    fence_async_shared()
+    strides = (x_scale_stride, x_scale_colstride, weight_scale_stride, weight_scale_colstride)
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                out, out_stride, a0, b0, b1, c0, full, empty, x_scale, weight_scale, bias, parts, counters,
+                M, N, K, strides, 0, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, SPLIT, TOGETHER, BLOCKS,
+            )),
+            (_multiply, (
+                out, out_stride, a1, b2, b3, c1, full, empty, x_scale, weight_scale, bias, parts, counters,
+                M, N, K, strides, 1, BLOCK_M, BLOCK_N, PIECES, STAGES, GROUP, SPLIT, TOGETHER, BLOCKS,
+            )),
+            (_copy, (
+                x, x_stride, M, (a0, a1), full, empty, M, N, K,
+                False, BLOCK_M, BLOCK_N, STAGES, GROUP, SPLIT, TOGETHER,
+            )),
+            (_copy, (
+                weight, weight_stride, N, (b0, b1, b2, b3), full, empty, M, N, K,
+                True, BLOCK_M, BLOCK_N, STAGES, GROUP, SPLIT, TOGETHER,
+            )),
+        ],
+        [4, 1, 1],
+        [240, 24, 24],
+    )  # fmt: skip
