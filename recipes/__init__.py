@@ -11,6 +11,7 @@ from kiln.recipes import (
     fusion,
     gdn,
     gdn_chunk,
+    gdn_chunk_walk,
     gemm,
     gemm_batched,
     gemm_fp8,
@@ -25,7 +26,7 @@ from kiln.recipes import (
 
 FAMILIES = (
     norm, activation, quant, rope, fusion, gemm, gemm_batched, gemm_packed, linear, gemm_fp8, topk, gdn,
-    gdn_chunk, ssm,
+    gdn_chunk, gdn_chunk_walk, ssm,
 )  # fmt: skip
 
 
