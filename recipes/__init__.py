@@ -11,6 +11,7 @@ from kiln.recipes import (
     fusion,
     gdn,
     gdn_chunk,
+    gdn_chunk_walk,
     gdn_replay,
     gemm,
     gemm_batched,
@@ -26,7 +27,7 @@ from kiln.recipes import (
 
 FAMILIES = (
     norm, activation, quant, rope, fusion, gemm, gemm_batched, gemm_packed, linear, gemm_fp8, topk, gdn,
-    gdn_chunk, gdn_replay, ssm,
+    gdn_chunk, gdn_chunk_walk, gdn_replay, ssm,
 )  # fmt: skip
 
 

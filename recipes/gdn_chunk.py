@@ -82,7 +82,7 @@ LIMITS: tuple[tuple[list[Any], str], ...] = (
 )
 
 
-def _read(t: Tensor) -> Tensor:
+def read(t: Tensor) -> Tensor:
     """What one step wrote, as another reads it."""
     return Tensor(t.name, t.dtype, t.shape, "in", t.layout, doc=t.doc)
 
@@ -100,13 +100,14 @@ def chunks(cu_seqlens: Array, rows: int) -> Iterator[tuple[int, int, int]]:
         yield from ((n, at, min(at + CHUNK, end)) for at in range(begin, end, CHUNK))
 
 
-def _heads(x: Array, heads: int, repeat: int = 1) -> Array:
+def by_head(x: Array, heads: int, repeat: int = 1) -> Array:
     """[T, heads * D] as [heads * repeat, T, D] in float64."""
     split = x.astype(np.float64).reshape(len(x), heads, -1).transpose(1, 0, 2)
     return np.repeat(split, repeat, axis=0)
 
 
-def _flat(x: Array) -> Array:
+def flat(x: Array) -> Array:
+    """[heads, T, D] as [T, heads * D]."""
     return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
 
 
@@ -117,8 +118,8 @@ def _chunk(
 ) -> tuple[Array, Array]:  # fmt: skip
     """(out [T, HV * V] before its rounding, final_state): the recurrence, token by token, in float64."""
     value_heads = g.shape[1]
-    keys, queries = (_heads(x, heads, value_heads // heads) for x in (k, q))
-    values = _heads(v, value_heads)
+    keys, queries = (by_head(x, heads, value_heads // heads) for x in (k, q))
+    values = by_head(v, value_heads)
     state = initial_state.astype(np.float64).reshape(-1, value_heads, value_dim, key_dim)
     out = np.zeros((value_heads, len(q), value_dim))
     with np.errstate(all="ignore"):
@@ -128,7 +129,7 @@ def _chunk(
                 d = beta[t, :, None] * (values[:, t] - np.einsum("hvk,hk->hv", s, keys[:, t]))
                 state[n] = s + d[:, :, None] * keys[:, t][:, None, :]
                 out[:, t] = np.einsum("hvk,hk->hv", state[n], queries[:, t]) * np.float64(np.float32(scale))
-        return _flat(out).astype(np.float32), state.reshape(initial_state.shape).astype(np.float32)
+        return flat(out).astype(np.float32), state.reshape(initial_state.shape).astype(np.float32)
 
 
 def _domain(*, heads: int, **given: Any) -> dict[str, Array]:
@@ -148,7 +149,7 @@ def _domain(*, heads: int, **given: Any) -> dict[str, Array]:
     return {**inside, **own}
 
 
-def _lower(decay: Array, begin: int, end: int, diagonal: int) -> Array:
+def lower(decay: Array, begin: int, end: int, diagonal: int) -> Array:
     """exp(G_r - G_s) on and below a diagonal, 0 above: [HV, rows, rows]."""
     part = decay[begin:end].T.astype(np.float64)
     inside = np.tril(np.ones((end - begin, end - begin), bool), diagonal)
@@ -163,18 +164,18 @@ def _prepare(
     """(decay, w, u): see the module's formulas."""
     del seqs, key_dim, value_dim
     value_heads = g.shape[1]
-    keys, values = _heads(k, heads, value_heads // heads), _heads(v, value_heads)
+    keys, values = by_head(k, heads, value_heads // heads), by_head(v, value_heads)
     strength = beta.T.astype(np.float64)[:, :, None]
     decay, w, u = np.zeros_like(g), np.zeros_like(keys), np.zeros_like(values)
     with np.errstate(all="ignore"):
         for _, begin, end in chunks(cu_seqlens, len(k)):
             decay[begin:end] = np.cumsum(g[begin:end], axis=0, dtype=np.float32)
             part, b = keys[:, begin:end], strength[:, begin:end]
-            a = b * (part @ part.transpose(0, 2, 1)) * _lower(decay, begin, end, -1)
+            a = b * (part @ part.transpose(0, 2, 1)) * lower(decay, begin, end, -1)
             inverse = np.linalg.inv(np.eye(end - begin) + np.nan_to_num(a))
             u[:, begin:end] = inverse @ (b * values[:, begin:end])
             w[:, begin:end] = inverse @ (b * np.exp(decay[begin:end].T)[:, :, None] * part)
-    return decay, _flat(w).astype(BF16.numpy), _flat(u).astype(BF16.numpy)
+    return decay, flat(w).astype(BF16.numpy), flat(u).astype(BF16.numpy)
 
 
 def _state(
@@ -184,8 +185,8 @@ def _state(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """(states, v_new, final_state): see the module's formulas."""
     value_heads = decay.shape[1]
-    keys = _heads(k, heads, value_heads // heads)
-    weights, values = _heads(w, value_heads), _heads(u, value_heads)
+    keys = by_head(k, heads, value_heads // heads)
+    weights, values = by_head(w, value_heads), by_head(u, value_heads)
     state = initial_state.astype(np.float64).reshape(-1, value_heads, value_dim, key_dim)
     states = np.zeros((-(-len(k) // CHUNK) + seqs, value_heads, key_dim, value_dim), BF16.numpy)
     fresh = np.zeros_like(values)
@@ -196,7 +197,7 @@ def _state(
         kept = np.exp(last[:, None] - decay[begin:end].T)[:, :, None] * fresh[:, begin:end]
         state[n] = np.exp(last)[:, None, None] * state[n] + kept.transpose(0, 2, 1) @ keys[:, begin:end]
     final = state.reshape(initial_state.shape).astype(np.float32)
-    return states.reshape(len(states), -1), _flat(fresh).astype(BF16.numpy), final
+    return states.reshape(len(states), -1), flat(fresh).astype(BF16.numpy), final
 
 
 def _output(
@@ -207,21 +208,21 @@ def _output(
     """(out [T, HV * V] before its rounding,): see the module's formulas."""
     del seqs
     value_heads = decay.shape[1]
-    keys, queries = (_heads(x, heads, value_heads // heads) for x in (k, q))
-    values = _heads(v_new, value_heads)
+    keys, queries = (by_head(x, heads, value_heads // heads) for x in (k, q))
+    values = by_head(v_new, value_heads)
     pool = states.astype(np.float64).reshape(-1, value_heads, key_dim, value_dim)
     out = np.zeros_like(values)
     for at, (_, begin, end) in enumerate(chunks(cu_seqlens, len(q))):
         query = queries[:, begin:end]
-        inner = query @ keys[:, begin:end].transpose(0, 2, 1) * _lower(decay, begin, end, 0)
+        inner = query @ keys[:, begin:end].transpose(0, 2, 1) * lower(decay, begin, end, 0)
         grown = np.exp(decay[begin:end].T.astype(np.float64))[:, :, None]
         out[:, begin:end] = (grown * (query @ pool[at]) + inner @ values[:, begin:end]) * np.float64(
             np.float32(scale)
         )
-    return (_flat(out).astype(np.float32),)
+    return (flat(out).astype(np.float32),)
 
 
-def _op(name: str, operands: tuple[Tensor | Scalar, ...], doc: str, reference: Any, **more: Any) -> Op:
+def internal(name: str, operands: tuple[Tensor | Scalar, ...], doc: str, reference: Any, **more: Any) -> Op:
     return Op(
         name,
         FAMILY,
@@ -236,7 +237,7 @@ def _op(name: str, operands: tuple[Tensor | Scalar, ...], doc: str, reference: A
     )
 
 
-CHUNKED = _op(
+CHUNKED = internal(
     "gated_delta_rule_chunk",
     (Q, K, V, G, BETA, BOUNDS, INITIAL, HEADS, SCALE, *DIMS, OUT, FINAL),
     "The gated delta rule over sequences of any lengths from normalized q and k, log decays and strengths: "
@@ -246,21 +247,21 @@ CHUNKED = _op(
     domain=_domain,
     ship=(Ship({"X": BF16, "O": BF16}), Ship({"X": BF16, "O": F32}), Ship({"X": F32, "O": F32}, rare=True)),
 )
-PREPARE = _op(
+PREPARE = internal(
     "gated_delta_rule_chunk_prepare",
     (K, V, G, BETA, BOUNDS, HEADS, SEQS, *DIMS, DECAY, W, U),
     "Internal, the first part of gated_delta_rule_chunk: what each chunk needs of itself.",
     _prepare,
 )
-STATE = _op(
+STATE = internal(
     "gated_delta_rule_chunk_state",
-    (K, *map(_read, (W, U, DECAY)), INITIAL, BOUNDS, HEADS, SEQS, *DIMS, STATES, V_NEW, FINAL),
+    (K, *map(read, (W, U, DECAY)), INITIAL, BOUNDS, HEADS, SEQS, *DIMS, STATES, V_NEW, FINAL),
     "Internal, the second part of gated_delta_rule_chunk: the state along the chunks of each sequence.",
     _state,
 )
-OUTPUT = _op(
+OUTPUT = internal(
     "gated_delta_rule_chunk_output",
-    (Q, K, *map(_read, (V_NEW, STATES, DECAY)), BOUNDS, HEADS, SCALE, SEQS, *DIMS, OUT),
+    (Q, K, *map(read, (V_NEW, STATES, DECAY)), BOUNDS, HEADS, SCALE, SEQS, *DIMS, OUT),
     "Internal, the last part of gated_delta_rule_chunk: the outputs of each chunk.",
     _output,
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kiln.recipes.gdn_chunk import CHUNKED, OUTPUT, PREPARE, STATE, chunks, sequences
+from kiln.recipes.gdn_chunk_walk import SOLVE, WALK
 from kiln.tests.arrays import f32, i32
 from kiln.tests.recipes.literals import literal
 
@@ -60,6 +61,19 @@ def in_parts(given: Call) -> tuple[Array, Array]:
     return out, final
 
 
+def in_two_parts(given: Call) -> tuple[Array, Array]:
+    """The same from the references of the two parts that keep nothing in memory between them."""
+    assert SOLVE.reference is not None
+    assert WALK.reference is not None
+    common = {n: given[n] for n in ("q", "k", "heads", "scale", "key_dim", "value_dim", "cu_seqlens")}
+    common["seqs"] = len(given["initial_state"])
+    blocks, factors = SOLVE.reference(**common, g=given["g"], beta=given["beta"])
+    out, final = WALK.reference(
+        **common, v=given["v"], blocks=blocks, factors=factors, initial_state=given["initial_state"]
+    )
+    return out, final
+
+
 def distance(found: Array, wanted: Array) -> float:
     """Relative L2 distance."""
     exact = wanted.astype(np.float64)
@@ -87,9 +101,9 @@ def test_two_tokens_by_hand_in_parts() -> None:
     _, w, u = PREPARE.reference(**own, seqs=1)
     np.testing.assert_allclose(u.astype(np.float32), f32([[1, 0], [-0.3, 4]]), rtol=4e-3)
     np.testing.assert_allclose(w.astype(np.float32), f32([[0.25, 0], [0.075, 0.2]]), rtol=4e-3)
-    out, final = in_parts(HAND)
-    np.testing.assert_allclose(out, [[1.25, 0], [-0.3, 3.38]], rtol=6e-3)
-    np.testing.assert_allclose(final[0], [0.4, -0.3, 2.16, 3.38], rtol=6e-3)
+    for out, final in (in_parts(HAND), in_two_parts(HAND)):
+        np.testing.assert_allclose(out, [[1.25, 0], [-0.3, 3.38]], rtol=6e-3)
+        np.testing.assert_allclose(final[0], [0.4, -0.3, 2.16, 3.38], rtol=6e-3)
 
 
 @literal("gdn_chunk/7.chunks")
@@ -105,11 +119,19 @@ def test_sequences_cover_every_row_whatever_the_boundaries(edges: list[int], wan
     assert sequences(i32(edges), 8) == wanted
 
 
+@pytest.mark.parametrize("parts", [in_parts, in_two_parts])
 @pytest.mark.parametrize("lengths", [[1], [64], [37], [1, 63, 64, 65, 0, 130]])
-def test_parts_are_the_recurrence(lengths: list[int]) -> None:
+def test_parts_are_the_recurrence(lengths: list[int], parts: Any) -> None:
     given = call(lengths, 2, 4, 8, 8)
-    for found, wanted in zip(in_parts(given), recurrence(given), strict=True):
+    for found, wanted in zip(parts(given), recurrence(given), strict=True):
         assert distance(found, wanted) < 8e-3
+
+
+@pytest.mark.parametrize("parts", [in_parts, in_two_parts])
+def test_parts_of_other_strengths_are_not_near(parts: Any) -> None:
+    given = call([70], 2, 4, 8, 8)
+    out, _ = parts(given | {"beta": given["beta"] * np.float32(0.9)})
+    assert distance(out, recurrence(given)[0]) > 0.02
 
 
 def test_a_sequence_split_in_two_ends_in_the_same_state() -> None:

@@ -35,9 +35,11 @@ def pick(values, index, LANES: tl.constexpr):
 @triton.jit
 def piece_rows(cu_seqlens, piece, SEQS, T, PIECE: tl.constexpr, LANES: tl.constexpr):
     """(sequence, its begin, its end, first row, end) of a piece; both last ones T where there are fewer."""
-    begins, ends, total = sequences(cu_seqlens, SEQS, T, PIECE, LANES)
-    n = tl.sum((total <= piece).to(tl.int32), axis=0)
-    begin, end = pick(begins, n, LANES), pick(ends, n, LANES)
-    first = begin + (piece - pick(total, n - 1, LANES)) * PIECE
+    _, ends, total = sequences(cu_seqlens, SEQS, T, PIECE, LANES)
+    before = total <= piece
+    n = tl.sum(before.to(tl.int32), axis=0)
+    begin = tl.max(tl.where(before, ends, 0), axis=0)
+    end = tl.min(tl.where(before, T, ends), axis=0)
+    first = begin + (piece - tl.max(tl.where(before, total, 0), axis=0)) * PIECE
     stop = tl.minimum(first + PIECE, end)
     return n, begin, end, tl.where(n < SEQS, first, T), tl.where(n < SEQS, stop, T)

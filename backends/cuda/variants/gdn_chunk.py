@@ -1,4 +1,6 @@
-"""CUDA realizations of the chunked gated delta rule: three launches, K = V = 128, bf16 operands."""
+"""CUDA realizations of the chunked gated delta rule, K = V = 128, bf16 operands: two launches on Hopper,
+where the second walks along the chunks and makes outputs as it goes, and three elsewhere.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -7,10 +9,12 @@ from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer, Primiti
 from kiln.ir.dtypes import DTYPES
 from kiln.ir.spec import Op
 from kiln.recipes.gdn_chunk import CHUNK, CHUNKED, OUTPUT, PREPARE, STATE
+from kiln.recipes.gdn_chunk_walk import SOLVE, WALK
 
 Expr: TypeAlias = Any
 
 KERNELS = "kiln.backends.cuda.kernels.gdn_chunk"
+"""Those of the two launches lie in modules of their own, `_solve` and `_walk`."""
 DIM = 128
 VECTOR = 16
 """Bytes that addresses, and elements that row strides, are multiples of where rows are read in vectors."""
@@ -22,67 +26,88 @@ SEQS: Expr = ["arg", "seqs"]
 CHUNKS: Expr = ["add", ["cdiv", T, CHUNK], SEQS]
 _LETTERS = {"q": "X", "k": "X", "v": "X", "out": "O"}
 """Operands of a type that calls choose."""
-VECTORS = ("q", "k", "v", "w", "u", "v_new", "states", "out")
+VECTORS = ("q", "k", "v", "w", "u", "v_new", "states", "out", "blocks", "factors")
+STRIDE = 2**26
+"""The most that the walk multiplies by the rows of one copy, 16, in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """How one of the three launches is cut."""
+    """How one of the launches is cut."""
 
     op: Op
     kernel: str
+    """`_module:function` behind the family's module, or `:function`."""
     strided: tuple[str, ...]
     """Operands whose row strides it takes."""
     grid: tuple[Expr, Expr, Expr]
     constants: dict[str, int]
     warps: int
     name: str = ""
-    when: Expr = True
-    rank: int = 0
-    """Which of several is taken, where more than one may be."""
+    more: tuple[Expr, ...] = ()
+    """What it needs beyond what all need."""
     scale: bool = False
     min_sm: int = 80
     max_sm: int = 999
 
 
-MULTIPROCESSORS = 132
-"""Of an H100 or H200, for which the state's launches are cut."""
+SIZES = {"K": DIM, "V": DIM}
 PAIRS: Expr = ["mul", SEQS, HV]
 """Sequences times value heads: each is walked chunk by chunk, cut into blocks of values."""
-FEW: Expr = ["le", ["mul", PAIRS, DIM // 32], MULTIPROCESSORS]
-SOME: Expr = ["le", ["mul", PAIRS, DIM // 64], MULTIPROCESSORS]
 
 
-def _state(block: int, stages: int, when: Expr = True, rank: int = 0) -> Part:
-    constants = {"BLOCK_V": block, "STAGES": stages}
+def _state(block: int, stages: int) -> Part:
+    constants = {**SIZES, "BLOCK_V": block, "STAGES": stages}
     name = f"v{block}_s{stages}"
-    return Part(STATE, "state", ("k",), (DIM // block, PAIRS, 1), constants, 4, name, when, rank)
+    return Part(STATE, ":state", ("k",), (DIM // block, PAIRS, 1), constants, 4, name)
 
 
-def parts() -> tuple[Part, ...]:
-    """The launches in order.
+def three_launches() -> tuple[Part, ...]:
+    """What each chunk needs of itself, the state along the chunks, the outputs.
 
-    The state of 8192 tokens in one sequence of 32 heads takes 164 us with 32 values and 3 stages, 224 with 64
-    and 3, 255 with 64 and 2; of 48 heads 326, 220 and 291; of 8 sequences of 32 heads 1279, 880 and 866.
-    H200. The state and the outputs in one launch, with no states in memory: 427 against 164 + 135 us.
+    On an H200, where two launches are taken, these took 178, 164 and 135 us for one sequence of 8192 tokens
+    and 32 heads.
     """
-    prepare = Part(PREPARE, "prepare", ("k", "v", "g", "beta"), (CHUNKS, HV, 1), {"PART": 64}, 8)
-    output = Part(OUTPUT, "output", ("q", "k", "out"), (1, CHUNKS, HV), {"BLOCK_V": DIM}, 4, scale=True)
-    hopper = (_state(64, 2), _state(64, 3, SOME, 1), _state(32, 3, FEW, 2))
+    prepare = Part(
+        PREPARE, ":prepare", ("k", "v", "g", "beta"), (CHUNKS, HV, 1), {**SIZES, "PART": 64}, 8
+    )
+    output = Part(
+        OUTPUT, ":output", ("q", "k", "out"), (1, CHUNKS, HV), {**SIZES, "BLOCK_V": DIM}, 4, scale=True
+    )
     return (
         # With mma.sync the inverse spills in 4 warps.
         replace(prepare, max_sm=89),
-        replace(prepare, warps=4, min_sm=90, max_sm=119),
+        replace(prepare, warps=4, min_sm=100, max_sm=119),
         replace(prepare, min_sm=120),
         replace(_state(32, 2), max_sm=89),
-        *(replace(part, min_sm=90, max_sm=90) for part in hopper),
         replace(_state(32, 3), min_sm=100, max_sm=119),
         replace(_state(32, 2), min_sm=120),
         # 8 warps where mma.sync needs the registers: 4 spill 20 bytes.
         replace(output, warps=8, max_sm=89),
-        replace(output, min_sm=90, max_sm=119),
+        replace(output, min_sm=100, max_sm=119),
         replace(output, warps=8, min_sm=120),
     )
+
+
+WALK_BLOCK = 64
+"""Values of a program: a warpgroup's rows of wgmma."""
+
+
+def two_launches() -> tuple[Part, ...]:
+    """What each chunk needs of itself, then outputs and states along the chunks.
+
+    @FIGURES@
+    """
+    small = tuple(["le", ["stride", name], STRIDE] for name in ("q", "k", "v", "out"))
+    solve = Part(
+        SOLVE, "_solve:solve", ("q", "k", "g", "beta"), (HV, CHUNKS, 1), {}, 1, scale=True,
+        min_sm=90, max_sm=90,
+    )  # fmt: skip
+    walk = Part(
+        WALK, "_walk:walk", ("q", "k", "v", "out"), (DIM // WALK_BLOCK, PAIRS, 1),
+        {"BLOCK_V": WALK_BLOCK}, 4, more=small, scale=True, min_sm=90, max_sm=90,
+    )  # fmt: skip
+    return solve, walk
 
 
 def _dtype(name: str, declared: Any, types: dict[str, str]) -> str:
@@ -105,55 +130,69 @@ def _primitive(part: Part, types: dict[str, str]) -> CudaPrimitive:
     when += [["le", SEQS, LANES], ["le", ["mul", SEQS, HV], 65535], ["le", CHUNKS, 65535]]
     when += [["divisible", n.value, 16] for n in numbers if n.divisible_by == 16]
     when += [["aligned", n, VECTOR] for n in tensors if n in VECTORS]
-    when += [] if part.when is True else [part.when]
+    when += part.more
     return CudaPrimitive(
         op=part.op.name,
         variant="_".join((*types.values(), *filter(None, (part.name,)))),
-        kernel=f"{KERNELS}:{part.kernel}",
+        kernel=f"{KERNELS}{part.kernel}",
         params=(*pointers, *numbers),
-        constants={"K": DIM, "V": DIM, **part.constants, "LANES": LANES},
+        constants={**part.constants, "LANES": LANES},
         grid=part.grid,
         when=when,
-        priority=part.rank,
         num_warps=part.warps,
         min_sm=part.min_sm,
         max_sm=part.max_sm,
     )
 
 
-def _plan(output: str) -> PrimitivePlan:
-    """All three, with what is between them in temporaries."""
-    sizes = {n: ["arg", n] for n in ("heads", "key_dim", "value_dim")}
-    seqs: Expr = ["dim", "SEQS"]
-    values: Expr = ["mul", HV, ["arg", "value_dim"]]
-    state: Expr = ["mul", values, ["arg", "key_dim"]]
-    temps = (
-        Temp("decay", "f32", (T, HV)),
-        Temp("w", "bf16", (T, ["mul", HV, ["arg", "key_dim"]])),
-        Temp("u", "bf16", (T, values)),
-        Temp("states", "bf16", (["add", ["cdiv", T, CHUNK], seqs], state)),
-        Temp("v_new", "bf16", (T, values)),
-    )
+VALUES: Expr = ["mul", HV, ["arg", "value_dim"]]
+STATES: Expr = ["mul", VALUES, ["arg", "key_dim"]]
+ALL_CHUNKS: Expr = ["add", ["cdiv", T, CHUNK], ["dim", "SEQS"]]
+BETWEEN_THREE = (
+    Temp("decay", "f32", (T, HV)),
+    Temp("w", "bf16", (T, ["mul", HV, ["arg", "key_dim"]])),
+    Temp("u", "bf16", (T, VALUES)),
+    Temp("states", "bf16", (ALL_CHUNKS, STATES)),
+    Temp("v_new", "bf16", (T, VALUES)),
+)
+BETWEEN_TWO = (
+    Temp("blocks", "bf16", (ALL_CHUNKS, ["mul", HV, 2 * CHUNK * CHUNK])),
+    Temp("factors", "f32", (ALL_CHUNKS, ["mul", HV, 2 * CHUNK])),
+)
+
+
+def _step(op: Op) -> Step:
     own = {t.name for t in CHUNKED.tensors}
+    bind = {t.name: t.name if t.name in own else f"temp:{t.name}" for t in op.tensors}
+    args = {n: ["arg", n] for n in ("heads", "key_dim", "value_dim")} | {"seqs": ["dim", "SEQS"]}
+    scaled = any(s.name == "scale" for s in op.scalars)
+    return Step(op.name, bind, args | ({"scale": ["arg", "scale"]} if scaled else {}))
 
-    def step(op: Op, **args: Expr) -> Step:
-        bind = {t.name: t.name if t.name in own else f"temp:{t.name}" for t in op.tensors}
-        return Step(op.name, bind, {**sizes, "seqs": seqs, **args})
 
+def _plan(name: str, ops: tuple[Op, ...], temps: tuple[Temp, ...], output: str) -> PrimitivePlan:
+    """The launches one after another, with what is between them in temporaries. A target has the plan whose
+    kernels it has."""
     return PrimitivePlan(
         op=CHUNKED.name,
-        variant=f"bf16_{output}_chunks",
+        variant=f"bf16_{output}_{name}",
         when=["and", ["dtype", "q", "bf16"], ["dtype", "out", output],
               *(["eq", ["arg", f"{side}_dim"], DIM] for side in ("key", "value"))],
         temps=temps,
-        steps=(step(PREPARE), step(STATE), step(OUTPUT, scale=["arg", "scale"])),
+        steps=tuple(map(_step, ops)),
     )  # fmt: skip
 
 
 OUTPUTS = ("bf16", "f32")
 PRIMITIVES: tuple[CudaPrimitive, ...] = tuple(
-    _primitive(part, {"X": "bf16", **({"O": o} if part.op is OUTPUT else {})})
-    for part in parts()
-    for o in (OUTPUTS if part.op is OUTPUT else OUTPUTS[:1])
+    _primitive(part, {"X": "bf16", **({"O": o} if part.op in (OUTPUT, WALK) else {})})
+    for part in (*three_launches(), *two_launches())
+    for o in (OUTPUTS if part.op in (OUTPUT, WALK) else OUTPUTS[:1])
 )
-PLANS: tuple[PrimitivePlan, ...] = tuple(_plan(o) for o in OUTPUTS)
+PLANS: tuple[PrimitivePlan, ...] = tuple(
+    _plan(name, ops, temps, output)
+    for name, ops, temps in (
+        ("chunks", (PREPARE, STATE, OUTPUT), BETWEEN_THREE),
+        ("walk", (SOLVE, WALK), BETWEEN_TWO),
+    )
+    for output in OUTPUTS
+)

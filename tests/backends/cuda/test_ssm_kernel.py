@@ -41,33 +41,53 @@ def test_update(dtype: Any, biased: bool) -> None:
     made = interpret(
         f"{KERNELS}:update", (2, 4), given["x"], given["weight"], bias, kept, given["state_indices"], kept,
         out, C, 5, C,
-        (WIDTH - 1) * C, WIDTH=WIDTH, SILU=True, BLOCK=16,
+        (WIDTH - 1) * C, SILU=True, BLOCK=16,
     )  # fmt: skip
     assert _near(made[-1], wanted)
     assert made[-2].tobytes() == state.tobytes()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("lengths", [[5], [1, 8, 2, 0, 23]])
-@pytest.mark.parametrize("known", [0, 1])
-def test_forward(dtype: Any, lengths: list[int], known: int) -> None:
+def _forward(given: dict[str, Array]) -> tuple[Array, Array]:
+    """(out, conv_state) of the kernel."""
+    rows, seqs = len(given["x"]), len(given["state_indices"])
+    out, kept = np.full((rows, C), 99, given["x"].dtype), given["conv_state"].copy()
+    made = interpret(
+        f"{KERNELS}:forward", (2, -(-rows // 8) + seqs), given["x"], given["weight"], given["bias"], kept,
+        given["cu_seqlens"], given["state_indices"], given["has_initial_state"], kept, out, rows, seqs, C,
+        seqs + 1, C, (WIDTH - 1) * C, SILU=False, BLOCK=16, PIECE=8, STEP=4, LANES=16,
+    )  # fmt: skip
+    return made[8], made[7]
+
+
+def _sequences(lengths: list[int], known: int, dtype: Any) -> dict[str, Array]:
     rows, seqs = sum(lengths), len(lengths)
-    given = _operands(rows, seqs + 1, dtype)
     slots = np.arange(seqs, 0, -1, dtype=np.int32)
     slots[2:3] = 0
-    given |= {"state_indices": slots, "has_initial_state": np.full(seqs, known, np.int32)}
-    given["cu_seqlens"] = np.cumsum([0, *lengths], dtype=np.int32)
+    return _operands(rows, seqs + 1, dtype) | {
+        "state_indices": slots, "has_initial_state": np.full(seqs, known, np.int32),
+        "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("lengths", [[5], [1, 8, 2, 0, 23], [3, 17, 9]])
+@pytest.mark.parametrize("known", [0, 1])
+def test_forward(dtype: Any, lengths: list[int], known: int) -> None:
+    given = _sequences(lengths, known, dtype)
     assert FORWARD.reference is not None
     wanted, state = FORWARD.reference(**given, silu=False)
-    out, kept = np.full((rows, C), 99, dtype), given["conv_state"].copy()
-    made = interpret(
-        f"{KERNELS}:forward", (2, -(-rows // 4) + seqs), given["x"], given["weight"], given["bias"], kept,
-        given["cu_seqlens"], slots, given["has_initial_state"], kept, out, rows, seqs, C, seqs + 1, C,
-        (WIDTH - 1) * C,
-        WIDTH=WIDTH, SILU=False, BLOCK=16, PIECE=4, LANES=16,
-    )  # fmt: skip
-    assert _near(made[8], wanted)
-    assert made[7].tobytes() == state.tobytes()
+    out, kept = _forward(given)
+    assert _near(out, wanted)
+    assert kept.tobytes() == state.tobytes()
+
+
+def test_forward_without_its_state_is_not_near() -> None:
+    given = _sequences([17], 1, BF16)
+    assert FORWARD.reference is not None
+    wanted, _ = FORWARD.reference(**given, silu=False)
+    out, _ = _forward(given | {"has_initial_state": i32([0])})
+    assert not _near(out[:3], wanted[:3])
+    assert _near(out[3:], wanted[3:])
 
 
 @pytest.mark.parametrize("rows", [1, 15, 17])
@@ -102,6 +122,6 @@ def test_taps_in_the_other_order_are_not_near() -> None:
     made = interpret(
         f"{KERNELS}:update", (2, 4), given["x"], given["weight"], given["bias"], kept,
         given["state_indices"], kept, out, C, 5,
-        C, (WIDTH - 1) * C, WIDTH=WIDTH, SILU=True, BLOCK=16,
+        C, (WIDTH - 1) * C, SILU=True, BLOCK=16,
     )  # fmt: skip
     assert not _near(made[-1], wanted)
