@@ -1,5 +1,5 @@
-"""Hopper's matrix product: how work is shared out, and what the assembler makes of the kernel. Nothing but the
-device runs it."""
+"""Hopper's matrix product: how work is shared out, and what the assembler makes of the kernel. Nothing but
+the device runs it."""
 
 from collections import Counter
 from collections.abc import Iterator
