@@ -36,6 +36,12 @@ def _loaded(pointers):
 
 
 @gluon.jit
+def _if(pointers, live):
+    """The scales of a step, if there is one."""
+    return gl.load(pointers, mask=live, other=0.0)
+
+
+@gluon.jit
 def _after(pointers, distances, more):
     """The next step's; past the last one, its own again."""
     return pointers[0] + gl.where(more, distances[0], 0), pointers[1] + gl.where(more, distances[1], 0)
@@ -108,9 +114,9 @@ def one_piece(a, b, full, empty, stage, phase, steps, scales, STAGES: gl.constex
 def two_pieces(a, b0, b1, full, empty, stage, phase, steps, scales, right, STAGES: gl.constexpr):
     """(left total, right total, stage, phase) of a tile of two pieces of the same width.
 
-    Scales as for `one_piece`, `right` pointing to those of the right piece; a step takes long enough for the
-    next one's to arrive. With them, the right piece's products lie in the registers of the left one's: there
-    are no others beside totals and scales.
+    Scales as for `one_piece`, `right` pointing to those of the right piece, for any number of steps: they are
+    loaded two ahead. With them, the right piece's products lie in the registers of the left one's: there are
+    no others beside totals and scales.
     """
     W: gl.constexpr = b0.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W, 32])
@@ -127,21 +133,30 @@ def two_pieces(a, b0, b1, full, empty, stage, phase, steps, scales, right, STAGE
             total1 += part1
             stage, phase = _next(stage, phase, STAGES)
     else:
-        at, distances, live = scales
-        s0 = _loaded(at)
-        c0 = gl.load(right)
+        (rows, columns), (rows_step, columns_step), _ = scales
+        scale = _if(rows, steps > 0)
+        column0, column1 = _if(columns, steps > 0), _if(right, steps > 0)
+        rows += rows_step
+        columns += columns_step
+        right += columns_step
+        next_scale = _if(rows, steps > 1)
+        next0, next1 = _if(columns, steps > 1), _if(right, steps > 1)
         for step in range(steps):
-            more = step + 1 < live
-            at = _after(at, distances, more)
-            right += gl.where(more, distances[1], 0)
-            later = _loaded(at)
-            later_c = gl.load(right)
             mbarrier.wait(full.index(stage), phase)
-            part0 = _products(a, b0, stage, nothing)
-            total0 = _here(total0 + _scaled(part0, s0))
+            part0 = warpgroup_mma(
+                a.index(stage), b0.index(stage).permute([1, 0]), nothing, use_acc=False, is_async=True
+            )
+            rows += rows_step
+            columns += columns_step
+            right += columns_step
+            later = _if(rows, step + 2 < steps)
+            later0, later1 = _if(columns, step + 2 < steps), _if(right, step + 2 < steps)
+            part0 = warpgroup_mma_wait(0, deps=[part0])
+            total0 = _here(total0 + _scaled(part0, (scale, column0)))
             part1 = _products(a, b1, stage, part0)
             mbarrier.arrive(empty.index(stage))
-            total1 += _scaled(part1, (s0[0], c0))
-            s0, c0 = later, later_c
+            total1 += _scaled(part1, (scale, column1))
+            scale, column0, column1 = next_scale, next0, next1
+            next_scale, next0, next1 = later, later0, later1
             stage, phase = _next(stage, phase, STAGES)
     return total0, total1, stage, phase

@@ -67,9 +67,6 @@ class Int(int):
 class Tensor(np.ndarray[Any, Any]):
     """A tensor in registers."""
 
-    def __iadd__(self, other: Any) -> Any:
-        return self + other  # tensors in registers do not share memory
-
     def to(self, kind: Kind) -> "Tensor":
         return self.astype(kind.dtype).view(Tensor)
 
@@ -225,6 +222,12 @@ def _load(p: Pointer, mask: Any = True, other: float = 0.0, cache_modifier: str 
     return np.where(mask, p.memory[np.where(mask, p.at, 0)], other).astype(p.memory.dtype).view(Tensor)
 
 
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if isinstance(condition, np.ndarray):
+        return np.asarray(np.where(condition, a, b)).view(Tensor)
+    return Int(a if condition else b)
+
+
 def _descriptor(base: Pointer, shape: Any, strides: Any, block: Any, layout: Any) -> Descriptor:
     assert strides[1] == 1
     assert strides[0] * base.dtype.element_ty.primitive_bitwidth % 128 == 0, (
@@ -270,7 +273,7 @@ LANGUAGE = SimpleNamespace(
     constexpr=None, float32=F32, int64=None, static_range=range,
     program_id=lambda axis: Int(_thread.program[0]), num_programs=lambda axis: Int(_thread.program[1]),
     cdiv=lambda a, b: Int(-(-int(a) // int(b))), minimum=lambda a, b: Int(min(a, b)),
-    where=lambda c, a, b: np.where(c, a, b).view(Tensor) if isinstance(c, np.ndarray) else Int(a if c else b),
+    where=_where,
     arange=lambda first, last, layout: np.arange(first, last).view(Tensor),
     zeros=lambda shape, kind, layout: np.zeros(shape, kind.dtype).view(Tensor), load=_load, store=_store,
     atomic_add=_atomic_add, barrier=_nothing,

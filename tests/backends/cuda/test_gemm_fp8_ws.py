@@ -97,7 +97,7 @@ def block_product(
     return result(how, {**given, "BLOCKS": True}, buffer, None)
 
 
-def operands(m: int, n: int, k: int, each: bool = True, bias: bool = True) -> dict[str, Array | None]:
+def operands(m: int, n: int, k: int, each: bool = True, bias: bool = True) -> dict[str, Any]:
     rng = np.random.default_rng(m + n + k)
     return {
         "x": rng.standard_normal((m, k)).astype(E4M3), "weight": rng.standard_normal((n, k)).astype(E4M3),
@@ -138,8 +138,6 @@ def test_without_scales_of_rows() -> None:
 def test_a_nan_stays_in_its_row_and_column(how: dict[str, Any]) -> None:
     call = operands(140, 136, 300)
     clean = product(how, **call)
-    assert call["x"] is not None
-    assert call["weight"] is not None
     call["x"].view(np.uint8)[129, 70] = call["weight"].view(np.uint8)[7, 299] = 0x7F
     got = product(how, **call).astype(np.float32)
     spoiled = np.zeros(got.shape, bool)
@@ -159,7 +157,7 @@ def test_a_stage_that_is_never_given_back_is_noticed(
         product(how, **operands(130, 136, 1100), kernels=kernels)
 
 
-def block_operands(m: int, n: int, k: int, major: str, bias: bool) -> dict[str, Array | None]:
+def block_operands(m: int, n: int, k: int, major: str, bias: bool) -> dict[str, Any]:
     rng = np.random.default_rng(m + n + k)
     groups = -(-k // 128)
     scale = rng.random((m, groups)).astype(np.float32)
@@ -182,7 +180,6 @@ def test_block_scales_meet_the_contract(
     assert BLOCK.reference is not None
     (want,) = BLOCK.reference(**call)
     assert distance(block_product(how, **call), want) <= BLOCK.contract.rel_l2
-    assert call["x_scale"] is not None
     call["x_scale"][0, -1] *= 2
     (other,) = BLOCK.reference(**call)
     assert not np.array_equal(want[0], other[0])
