@@ -26,6 +26,12 @@ LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
+def _none():
+    """A tuple of blocks to begin with."""
+    return ()
+
+
+@gluon.jit
 def _left(x):
     """A block as the left operand of a product: the same registers."""
     return gl.convert_layout(x.to(gl.float16), LEFT)
@@ -113,7 +119,7 @@ def solve(
         r, s = gl.arange(0, SIDE, layout=ROW), gl.arange(0, SIDE, layout=COLUMN)
         zero = gl.zeros([SIDE, SIDE], gl.float32, layout=BLOCK)
         to = blocks + at * (2 * CHUNK * CHUNK) + r[:, None] * CHUNK + s[None, :]
-        made = ()
+        made = _none()
         for i in gl.static_range(4):
             async_copy.wait_group(1 if i < 3 else 0)
             ka, qa = k_tile.slice(SIDE * i, SIDE, 0).load(LEFT), q_tile.index(i % 2).load(LEFT)
@@ -126,7 +132,7 @@ def solve(
                 since = gl.sum(decay.slice(SIDE * i - 1, 1, 0).load(FLAT), 0)
                 grown = gl.exp2(gr - since)
                 strong = (grown * br)[:, None]
-            low, high = (), ()
+            low, high = _none(), _none()
             for j in gl.static_range(i + 1):
                 kb = k_tile.slice(SIDE * j, SIDE, 0).permute((1, 0)).load(RIGHT)
                 gs = decay.slice(SIDE * j, SIDE, 0).load(COLUMN)
