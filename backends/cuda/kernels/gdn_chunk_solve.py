@@ -26,6 +26,12 @@ LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
+def _none():
+    """A tuple of blocks to begin with."""
+    return ()
+
+
+@gluon.jit
 def _left(x):
     """A block as the left operand of a product: the same registers."""
     return gl.convert_layout(x.to(gl.float16), LEFT)
@@ -58,13 +64,17 @@ def _inverse(low, places):
 
 
 @gluon.jit
-def _copy(tile, first, stride, left):
+def _eight_rows(first, stride):
+    """Where the elements of eight rows lie."""
+    row = gl.arange(0, 8, layout=gl.SliceLayout(1, COPY))
+    column = gl.arange(0, KEYS, layout=gl.SliceLayout(0, COPY))
+    return first + (row * stride)[:, None] + column[None, :]
+
+
+@gluon.jit
+def _copy(tile, of, stride, left):
     """Begins to copy the rows of a tile, eight at a time; `left` of them there are, zeros follow."""
-    row, column = (
-        gl.arange(0, 8, layout=gl.SliceLayout(1, COPY)),
-        gl.arange(0, KEYS, layout=gl.SliceLayout(0, COPY)),
-    )
-    of = first + (row * stride)[:, None] + column[None, :]
+    row = gl.arange(0, 8, layout=gl.SliceLayout(1, COPY))
     for i in gl.static_range(tile.shape[0] // 8):
         rows = tile.slice(8 * i, 8, 0)
         async_copy.async_load(rows, of + i * (8 * stride), mask=(row < left - 8 * i)[:, None])
@@ -75,11 +85,13 @@ def _gates(g, beta, factors, first, stop, hv, HV, g_stride, beta_stride):
     """(G log2(e), beta) of a chunk's rows; stores its factors. Rows beyond it have the last G, and 0."""
     lane = gl.arange(0, CHUNK, layout=FLAT)
     rows, live = first.to(gl.int64) + lane, first + lane < stop
-    total = gl.associative_scan(gl.load(g + rows * g_stride + hv, mask=live, other=0.0), 0, added)
+    given = gl.load(g + rows * g_stride + hv, mask=live, other=0.0)
+    strength = gl.load(beta + rows * beta_stride + hv, mask=live, other=0.0)
+    total = gl.associative_scan(given, 0, added)
     last = gl.sum(gl.where(lane == CHUNK - 1, total, 0.0), 0)
     gl.store(factors + lane, gl.exp(total))
     gl.store(factors + CHUNK + lane, gl.exp(last - total))
-    return total * LOG2E, gl.load(beta + rows * beta_stride + hv, mask=live, other=0.0)
+    return total * LOG2E, strength
 
 
 @gluon.jit
@@ -101,8 +113,8 @@ def solve(
         places = gl.allocate_shared_memory(
             gl.float16, [6, SIDE, SIDE], gl.SwizzledSharedLayout(8, 4, 2, [1, 0])
         )
-        of_q = q + row0 * q_stride + h * KEYS
-        _copy(k_tile, k + row0 * k_stride + h * KEYS, k_stride, left)
+        of_q = _eight_rows(q + row0 * q_stride + h * KEYS, q_stride)
+        _copy(k_tile, _eight_rows(k + row0 * k_stride + h * KEYS, k_stride), k_stride, left)
         for i in gl.static_range(2):
             _copy(q_tile.index(i), of_q + i * SIDE * q_stride, q_stride, left - SIDE * i)
             async_copy.commit_group()
@@ -113,7 +125,7 @@ def solve(
         r, s = gl.arange(0, SIDE, layout=ROW), gl.arange(0, SIDE, layout=COLUMN)
         zero = gl.zeros([SIDE, SIDE], gl.float32, layout=BLOCK)
         to = blocks + at * (2 * CHUNK * CHUNK) + r[:, None] * CHUNK + s[None, :]
-        made = ()
+        made = _none()
         for i in gl.static_range(4):
             async_copy.wait_group(1 if i < 3 else 0)
             ka, qa = k_tile.slice(SIDE * i, SIDE, 0).load(LEFT), q_tile.index(i % 2).load(LEFT)
@@ -126,7 +138,7 @@ def solve(
                 since = gl.sum(decay.slice(SIDE * i - 1, 1, 0).load(FLAT), 0)
                 grown = gl.exp2(gr - since)
                 strong = (grown * br)[:, None]
-            low, high = (), ()
+            low, high = _none(), _none()
             for j in gl.static_range(i + 1):
                 kb = k_tile.slice(SIDE * j, SIDE, 0).permute((1, 0)).load(RIGHT)
                 gs = decay.slice(SIDE * j, SIDE, 0).load(COLUMN)

@@ -6,10 +6,9 @@ left operands of the next from the registers they lie in (wgmma), and a chunk is
 another, all 128 wide: the state with keys and queries, what keys do not recall with both of the chunk's
 matrices, and the state's update.
 
-The next chunk is copied meanwhile (cp.async, which leaves rows of other sequences out as TMA could not), into
-the other of two stages. They are memory of their own and the loop has two steps: where one allocation holds
-both, the compiler puts a fence behind the copies, and the fence waits for them. bf16 outputs go to memory by
-way of the place of their values, so that rows are written whole, and a step later.
+The next chunk is copied meanwhile, into the other of two stages, by cp.async: it leaves rows of other
+sequences out, as TMA could not. bf16 outputs go to memory by way of the place of their values, so that rows
+are written whole.
 """
 
 from triton.experimental import gluon
@@ -63,10 +62,17 @@ def _copy(tile, first, lanes, stride, left, BLOCK_V: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(stage, source, lanes, strides, left, HV, BLOCK_V: gl.constexpr):
+def _one(stages, stage):
+    """The places of a stage."""
+    kq, v, b, f = stages
+    return kq.index(stage), v.index(stage), b.index(stage), f.index(stage)
+
+
+@gluon.jit
+def _fetch(stages, stage, source, lanes, strides, left, HV, BLOCK_V: gl.constexpr):
     """Begins to copy a chunk into a stage; returns where the next chunk is."""
     k, q, v, blocks, factors = source
-    kq_tile, v_tile, b_tile, f_tile = stage
+    kq_tile, v_tile, b_tile, f_tile = _one(stages, stage)
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [BLOCK_V // 16], [0])
     both = gl.arange(0, 2 * CHUNK, layout=layout)
     whole = gl.where(left > 0, 2 * CHUNK, 0)
@@ -91,16 +97,6 @@ def _halves(x, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _hidden(stage, left):
-    """A stage through an index that the compiler does not know to be 0: else it keeps the addresses of all
-    its parts in registers that are wanted."""
-    zero = gl.inline_asm_elementwise(
-        "and.b32 $0, $1, 0;", "=r,r", [left], dtype=gl.int32, is_pure=False, pack=1
-    )
-    return stage[0].index(zero), stage[1].index(zero), stage[2].index(zero), stage[3].index(zero)
-
-
-@gluon.jit
 def _store_f32(o, whole, out_stride, left, BLOCK_V: gl.constexpr):
     """Outputs of a chunk from registers, [values, tokens]."""
     out, column0, end = whole
@@ -115,69 +111,15 @@ def _store_f32(o, whole, out_stride, left, BLOCK_V: gl.constexpr):
 
 
 @gluon.jit
-def _store(place, to, lanes, out_stride, rows, BLOCK_V: gl.constexpr):
-    """Outputs of a chunk that a step left in the place of its values, `rows` of them."""
+def _store(o, place, to, lanes, out_stride, rows, BLOCK_V: gl.constexpr):
+    """Outputs of a chunk, `rows` of them, [values, tokens], by way of a place in shared memory."""
     layout: gl.constexpr = _copied(BLOCK_V, BLOCK_V)
     ROWS: gl.constexpr = _rows_at_once(BLOCK_V, BLOCK_V)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    place.permute((1, 0)).store(o.to(place.dtype))
     for i in gl.static_range(CHUNK // ROWS):
         some = place.slice(i * ROWS, ROWS, 0).load(layout)
         gl.store(to + i * (ROWS * out_stride) + lanes, some, mask=(row < rows - i * ROWS)[:, None])
-
-
-@gluon.jit
-def _step(
-    s, source, to, pending, left, whole, scale, HV, lanes, strides, stage, ahead, BLOCK_V: gl.constexpr
-):  # fmt: skip
-    """A chunk. Returns the state after it, where the next chunk but one is, where outputs that are still in
-    shared memory go and how many of them there are, and the rows that are left."""
-    wide: gl.constexpr = _accumulator(BLOCK_V, 2 * CHUNK)
-    half: gl.constexpr = _accumulator(BLOCK_V, CHUNK)
-    operand: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
-    by_token: gl.constexpr = gl.SliceLayout(0, half)
-    ahead = _hidden(ahead, left)
-    kq_tile, v_tile, b_tile, f_tile = _hidden(stage, left)
-    kind: gl.constexpr = kq_tile.dtype
-    DIRECT: gl.constexpr = whole[0].dtype.element_ty == gl.float32
-    zero = gl.zeros([BLOCK_V, 2 * CHUNK], gl.float32, layout=wide)
-    async_copy.wait_group(0)
-    state = gl.convert_layout(s.to(kind), operand)
-    both = warpgroup_mma(state, kq_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
-    if not DIRECT:
-        # Those of the chunk before: a fence waits for what was written just before it.
-        _store(ahead[1], to, lanes[3], strides[3], pending, BLOCK_V)
-        to += pending * strides[3]
-    source = _fetch(ahead, source, lanes, strides, left - CHUNK, HV, BLOCK_V)
-    v = v_tile.permute((1, 0)).load(half)
-    rise = f_tile.slice(0, CHUNK, 0).load(by_token)
-    recalled, asked = _halves(warpgroup_mma_wait(0, [both]), half)
-    fresh = gl.convert_layout((v.to(gl.float32) - recalled * rise[None, :]).to(kind), operand)
-    both = warpgroup_mma(fresh, b_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
-    # Beyond a short chunk the sum of decays stays what it is: the last factor is the whole chunk's.
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [BLOCK_V // 16], [0])
-    s = s * gl.sum(f_tile.slice(CHUNK - 1, 1, 0).load(one), 0)
-    o = asked * (rise * scale)[None, :]
-    new, own = _halves(warpgroup_mma_wait(0, [both]), half)
-    fall = f_tile.slice(CHUNK, CHUNK, 0).load(by_token)
-    kept = gl.convert_layout((new * fall[None, :]).to(kind), operand)
-    s = warpgroup_mma(kept, kq_tile.slice(0, CHUNK, 0), s, is_async=True)
-    if DIRECT:
-        _store_f32(o + own, whole, strides[3], left, BLOCK_V)
-    else:
-        v_tile.permute((1, 0)).store((o + own).to(kind))
-    s = warpgroup_mma_wait(0, [s])
-    return s, source, to, CHUNK, left - CHUNK
-
-
-@gluon.jit
-def _stage(KIND: gl.constexpr, BLOCK_V: gl.constexpr):
-    """Memory of a chunk: keys and queries, values, the two matrices, the two rows of factors."""
-    return (
-        gl.allocate_shared_memory(KIND, [1, 2 * CHUNK, KEYS], SHARED),
-        gl.allocate_shared_memory(KIND, [1, CHUNK, BLOCK_V], SHARED),
-        gl.allocate_shared_memory(KIND, [1, 2 * CHUNK, CHUNK], SHARED),
-        gl.allocate_shared_memory(gl.float32, [1, 2 * CHUNK], PLAIN),
-    )
 
 
 @gluon.jit
@@ -187,16 +129,25 @@ def walk(
     BLOCK_V: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
     """Program ids: (block of values, sequence and value head). The state is held as [BLOCK_V, KEYS]."""
+    wide: gl.constexpr = _accumulator(BLOCK_V, KEYS)
+    half: gl.constexpr = _accumulator(BLOCK_V, CHUNK)
+    operand: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    by_token: gl.constexpr = gl.SliceLayout(0, half)
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [BLOCK_V // 16], [0])
+    kind: gl.constexpr = k.dtype.element_ty
     n, hv, value = gl.program_id(1) // HV, gl.program_id(1) % HV, gl.program_id(0) * BLOCK_V
     h = hv // (HV // HEADS)
     first, end, before = sequence_rows(cu_seqlens, n, SEQS, T, CHUNK, LANES)
-    layout: gl.constexpr = _accumulator(BLOCK_V, KEYS)
-    row = gl.arange(0, BLOCK_V, layout=gl.SliceLayout(1, layout))[:, None] * KEYS
-    key = gl.arange(0, KEYS, layout=gl.SliceLayout(0, layout))[None, :]
+    row = gl.arange(0, BLOCK_V, layout=gl.SliceLayout(1, wide))[:, None] * KEYS
+    key = gl.arange(0, KEYS, layout=gl.SliceLayout(0, wide))[None, :]
     at = (n.to(gl.int64) * HV + hv) * (KEYS * KEYS) + value * KEYS
     s = gl.load(initial_state + at + row + key)
-    even = _stage(k.dtype.element_ty, BLOCK_V)
-    odd = _stage(k.dtype.element_ty, BLOCK_V)
+    stages = (
+        gl.allocate_shared_memory(kind, [2, 2 * CHUNK, KEYS], SHARED),
+        gl.allocate_shared_memory(kind, [2, CHUNK, BLOCK_V], SHARED),
+        gl.allocate_shared_memory(kind, [2, 2 * CHUNK, CHUNK], SHARED),
+        gl.allocate_shared_memory(gl.float32, [2, 2 * CHUNK], PLAIN),
+    )
     strides = (k_stride, q_stride, v_stride, out_stride)
     # 32 bits: what is kept of a stride in every thread is for the rows of one copy.
     lanes = (
@@ -210,22 +161,33 @@ def walk(
         factors + chunk * (2 * CHUNK),
     )  # fmt: skip
     to = out + row0 * out_stride + (hv * KEYS + value)
-    left = end - first
-    source = _fetch(_hidden(even, left), source, lanes, strides, left, HV, BLOCK_V)
-    whole = (out, hv * KEYS + value, end)
-    rows, pending = left, 0
+    left, stage = end - first, 0
+    source = _fetch(stages, 0, source, lanes, strides, left, HV, BLOCK_V)
+    zero = gl.zeros([BLOCK_V, 2 * CHUNK], gl.float32, layout=wide)
     while left > 0:
-        s, source, to, pending, left = _step(
-            s, source, to, pending, left, whole, scale, HV, lanes, strides, even, odd, BLOCK_V
-        )
-        if left > 0:
-            s, source, to, pending, left = _step(
-                s, source, to, pending, left, whole, scale, HV, lanes, strides, odd, even, BLOCK_V
-            )
-    if out.dtype.element_ty != gl.float32:
-        pending += left
-        if (rows + CHUNK - 1) // CHUNK % 2 == 1:
-            _store(even[1].index(0), to, lanes[3], out_stride, pending, BLOCK_V)
+        kq_tile, v_tile, b_tile, f_tile = _one(stages, stage)
+        async_copy.wait_group(0)
+        source = _fetch(stages, 1 - stage, source, lanes, strides, left - CHUNK, HV, BLOCK_V)
+        state = gl.convert_layout(s.to(kind), operand)
+        both = warpgroup_mma(state, kq_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+        given = v_tile.permute((1, 0)).load(half)
+        rise = f_tile.slice(0, CHUNK, 0).load(by_token)
+        recalled, asked = _halves(warpgroup_mma_wait(0, [both]), half)
+        fresh = gl.convert_layout((given.to(gl.float32) - recalled * rise[None, :]).to(kind), operand)
+        both = warpgroup_mma(fresh, b_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+        # Beyond a short chunk the sum of decays stays what it is: the last factor is the whole chunk's.
+        s = s * gl.sum(f_tile.slice(CHUNK - 1, 1, 0).load(one), 0)
+        o = asked * (rise * scale)[None, :]
+        fall = f_tile.slice(CHUNK, CHUNK, 0).load(by_token)
+        new, own = _halves(warpgroup_mma_wait(0, [both]), half)
+        kept = gl.convert_layout((new * fall[None, :]).to(kind), operand)
+        s = warpgroup_mma(kept, kq_tile.slice(0, CHUNK, 0), s, is_async=True)
+        if out.dtype.element_ty == gl.float32:
+            _store_f32(o + own, (out, hv * KEYS + value, end), out_stride, left, BLOCK_V)
         else:
-            _store(odd[1].index(0), to, lanes[3], out_stride, pending, BLOCK_V)
+            _store(o + own, v_tile, to, lanes[3], out_stride, left, BLOCK_V)
+            to += CHUNK * out_stride
+        s = warpgroup_mma_wait(0, [s])
+        left -= CHUNK
+        stage = 1 - stage
     gl.store(final_state + at + row + key, s)

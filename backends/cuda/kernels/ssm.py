@@ -80,6 +80,12 @@ def update(
 
 
 @triton.jit
+def _none():
+    """A tuple of rows to begin with."""
+    return ()
+
+
+@triton.jit
 def _row(x, held, row, begin, known, x_stride, C, c):
     """A row of a sequence, or one of up to three before it: of its state from `known` on, zeros before."""
     source = tl.where(row >= begin, x + row * x_stride, held + (row - begin + HELD) * C)
@@ -116,7 +122,7 @@ def forward(
     z2 = _row(x, held, at - 1, begin, known, x_stride, C, c).to(tl.float32)
     of = x + at * x_stride + c
     for row in range(first, stop, STEP):
-        rows = ()
+        rows = _none()
         for i in tl.static_range(STEP):
             rows = rows + (tl.load(of + i * x_stride, mask=live & (row + i < stop), other=0.0),)  # noqa: RUF005
         for i in tl.static_range(STEP):
