@@ -113,7 +113,7 @@ def _row(op: str, out: DType, tile: Tile) -> CudaPrimitive:
     scratch, shared = _scratch(tile)
     blocks = op == "scaled_matmul_bt_block"
     constants |= {
-        "BLOCK_M": tile.m, "BLOCK_N": tile.n, "STAGES": tile.stages, "GROUP": GROUP,
+        "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": 128, "STAGES": tile.stages, "GROUP": GROUP,
         "BUFFERS": min(tile.buffers, tile.chunks(out)), "SPLIT": tile.split, "BLOCKS": blocks,
     }  # fmt: skip
     if not shared:
