@@ -210,8 +210,8 @@ def scaled_matmul_bt(
     x, weight, x_scale, weight_scale, bias, out, parts, counters, M, N, K,
     x_stride, weight_stride, out_stride,
     x_scale_stride, x_scale_colstride, weight_scale_stride, weight_scale_colstride,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    BUFFERS: gl.constexpr, SPLIT: gl.constexpr, BLOCKS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, BUFFERS: gl.constexpr, SPLIT: gl.constexpr, BLOCKS: gl.constexpr,
 ):  # fmt: skip
     """K >= 1; rows of x, weight and out are multiples of 16 bytes apart and begin at such addresses.
 
@@ -232,6 +232,7 @@ def scaled_matmul_bt(
     W: gl.constexpr = min(HALF, 128)
     PIECES: gl.constexpr = HALF // W
     gl.static_assert(SPLIT == 1 or PIECES == 1)
+    gl.static_assert(BLOCK_K == DEPTH)
     TOGETHER: gl.constexpr = 4 if BLOCKS and PIECES == 1 else 1
     la: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, DEPTH], dtype)
     lb: gl.constexpr = gl.NVMMASharedLayout.get_default_for([W, DEPTH], dtype)

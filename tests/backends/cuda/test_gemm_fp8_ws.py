@@ -29,7 +29,7 @@ HOW: tuple[dict[str, Any], ...] = (
     {"BLOCK_M": 64, "BLOCK_N": 128, "BUFFERS": 1, "SPLIT": 2},
     {"BLOCK_N": 128, "SPLIT": 4},
 )
-PLAIN = {"BLOCK_M": 128, "BLOCK_N": 256, "BUFFERS": 2, "SPLIT": 1}
+PLAIN = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 128, "BUFFERS": 2, "SPLIT": 1}
 
 
 def laid_out(x: Array, weight: Array, bias: Array | None) -> tuple[dict[str, Any], Array]:
