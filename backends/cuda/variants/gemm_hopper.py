@@ -5,7 +5,7 @@ Measured on an H200, medians of graph replays over random data, against cuBLAS t
 geometric means over (N, K) = (4096, 4096), (6144, 4096), (28672, 4096), (5120, 17408), (2112, 7168) and
 (576, 7168), of the fastest candidate for each. Before: maps made one after another, whole blocks, stream-K.
     M         64    128    256    512   1024
-    before  0.97   0.80   0.74   0.76   0.82
+    before  0.97   0.80   0.73   0.76   0.82
     now     0.97   0.94   0.89   0.92   0.89
 What equal shares gain most: 512x5120x17408 198 -> 131 us (cuBLAS 134), 128x576x7168 16.5 -> 10.5 (10.4),
 1024x576x7168 26.5 -> 23.5 (18). From M = 2048 on nothing changes: 1380 us (797 TFLOP/s) at 8192^3.
@@ -16,7 +16,7 @@ maps from the host, which no launch can hand over yet, 128x7168x2048 took 14.5 u
 Dead ends, measured on the same machines:
 * Clusters of two with weight by multicast hang on the device, for a reason not found; clusters along N do
   not compile. Steps of 128 along K hang too.
-* One warp for both maps and all loads: 0.1 to 0.5 us slower than two; all maps before anything else: 0.5 to 1.
+* One warp for both maps and all loads: 0.1 to 0.5 us slower than two; all maps before all else: 0.5 to 1.
 * Asking L2 ahead (prefetch) for the first stages while the maps are made: 1 to 2 us slower throughout.
 * Launching dependents early (PDL): 0.5 to 1 us less at few blocks (128x4096x4096, 128x576x7168), up to 3 us
   more elsewhere. Maps lie in scratch that launches share, so that they cannot be made before the wait.
