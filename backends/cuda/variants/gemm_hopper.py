@@ -8,7 +8,8 @@ geometric means over (N, K) = (4096, 4096), (6144, 4096), (28672, 4096), (5120, 
     before  0.97   0.80   0.73   0.76   0.82
     now     0.97   0.94   0.89   0.92   0.89
 What equal shares gain most: 512x5120x17408 198 -> 131 us (cuBLAS 134), 128x576x7168 16.5 -> 10.5 (10.4),
-1024x576x7168 26.5 -> 23.5 (18). From M = 2048 on nothing changes: 1380 us (797 TFLOP/s) at 8192^3.
+1024x576x7168 26.5 -> 23.5 (18). More rows were measured little: 2048x5120x17408 457 us (444),
+4096x4096x4096 195 (186); the kernel before made 797 TFLOP/s at 8192^3.
 Where it loses: blocks are powers of two wide, so that 256x6144x4096 has 96 for 132 multiprocessors (0.80) and
 1024x2112x7168 has 136 (0.83); and a launch that does nothing else takes 4.8 us where cuBLAS takes 2.4. With
 maps from the host, which no launch can hand over yet, 128x7168x2048 took 14.5 us instead of 16.5.
