@@ -1,22 +1,29 @@
 """Candidates for dense products on Hopper (sm_90a): blocks of the warp-specialized kernel of
 `gemm_hopper`, for matmul_bt of 16-bit types.
 
-Measured on an H200, medians of graph replays over random data, against the best of cuBLAS in the same run:
-bf16 1380 us (797 TFLOP/s) against 1376 at 8192^3, 1.10 of cuBLAS at 4096^3; geometric means over 19 model
-shapes, of the best candidate for each: M = 64 0.81, 128 0.85, 256 0.86, 512 0.92, 1024 0.93, 2048 1.00,
-4096 1.01, 8192 1.02. Where it loses: N = 2112 and 576,
-which fill the multiprocessors badly (0.4 to 0.9), and few rows, where the three tensor maps that a launch
-makes cost 2 us (maps from the host: 16.5 -> 14.5 us at 128x7168x2048).
+Measured on an H200, medians of graph replays over random data, against cuBLAS through torch in the same run;
+geometric means over (N, K) = (4096, 4096), (6144, 4096), (28672, 4096), (5120, 17408), (2112, 7168) and
+(576, 7168), of the fastest candidate for each. Before: maps made one after another, whole blocks, stream-K.
+    M         64    128    256    512   1024
+    before  0.97   0.80   0.73   0.76   0.82
+    now     0.97   0.94   0.89   0.92   0.89
+What equal shares gain most: 512x5120x17408 198 -> 131 us (cuBLAS 134), 128x576x7168 16.5 -> 10.5 (10.4),
+1024x576x7168 26.5 -> 23.5 (18). More rows were measured little: 2048x5120x17408 457 us (444),
+4096x4096x4096 195 (186); the kernel before made 797 TFLOP/s at 8192^3.
+Where it loses: blocks are powers of two wide, so that 256x6144x4096 has 96 for 132 multiprocessors (0.80) and
+1024x2112x7168 has 136 (0.83); and a launch that does nothing else takes 4.8 us where cuBLAS takes 2.4. With
+maps from the host, which no launch can hand over yet, 128x7168x2048 took 14.5 us instead of 16.5.
 
-Dead ends: products of e4m3, which the same kernel makes as fast as its peers at many rows, keep too few
-bits of sums over thousands of terms (relative L2 0.0040 at K = 16384, where 0.0039 is promised), since
-nothing moves them to f32 along the way. Steps shared over all programs (split) read x and weight at as many
-places of K as there are programs, out of step with L2: 0.68 of cuBLAS where the arithmetic would give 0.95
-(2048x2112x7168), so that they pay only where weight is read once. Clusters of two with multicast, two
-producer warps and warpgroups that take whole blocks in turn hang on the device, for a reason not found; so
-does this kernel with its parts in files of their own and its scales read before the steps. Launching
-dependents early (PDL) gains 0.8 us at 64x7168x2048 and nothing elsewhere. Three stages and a buffer for the
-whole output in place of four stages: 0.83 to 1.03 of it.
+Dead ends, measured on the same machines:
+* Clusters of two with weight by multicast hang on the device, for a reason not found; clusters along N do
+  not compile. Steps of 128 along K hang too.
+* One warp for both maps and all loads: 0.1 to 0.5 us slower than two; all maps before all else: 0.5 to 1.
+* Asking L2 ahead (prefetch) for the first stages while the maps are made: 1 to 2 us slower throughout.
+* Launching dependents early (PDL): 0.5 to 1 us less at few blocks (128x4096x4096, 128x576x7168), up to 3 us
+  more elsewhere. Maps lie in scratch that launches share, so that they cannot be made before the wait.
+* Shares of any number of steps (stream-K) read x and weight at as many places of K as there are programs, out
+  of step with L2, and as many parts in turn: 20.8 us at 128x576x7168, where equal shares take 10.5.
+* Three stages and a buffer for the whole output in place of four stages: 0.83 to 1.03 of it.
 """
 
 from dataclasses import dataclass
