@@ -53,42 +53,11 @@ def _gates(a, b, a_log, dt_bias, hv):
 
 @triton.jit
 def replay_decode(
-    mixed_qkv,
-    a,
-    b,
-    a_log,
-    dt_bias,
-    state,
-    ring_d,
-    ring_k,
-    ring_g,
-    state_indices,
-    write_pos,
-    force_flush,
-    state_out,
-    ring_d_out,
-    ring_k_out,
-    ring_g_out,
-    out,
-    HV,
-    HEADS,
-    SLOTS,
-    scale,
-    qkv_stride,
-    a_stride,
-    b_stride,
-    state_stride,
-    d_stride,
-    k_stride,
-    g_stride,
-    out_stride,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    WINDOW: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    PART: tl.constexpr,
-):
+    mixed_qkv, a, b, a_log, dt_bias, state, ring_d, ring_k, ring_g, state_indices, write_pos, force_flush,
+    state_out, ring_d_out, ring_k_out, ring_g_out, out, HV, HEADS, SLOTS, scale, qkv_stride, a_stride,
+    b_stride, state_stride, d_stride, k_stride, g_stride, out_stride, K: tl.constexpr, V: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_V: tl.constexpr, ENTRIES: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     """Program ids: (value block and value head, row). ENTRIES is the power of two from WINDOW on."""
     tiles: tl.constexpr = V // BLOCK_V
     hv, block = tl.program_id(0) // tiles, tl.program_id(0) % tiles
