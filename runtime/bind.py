@@ -16,6 +16,7 @@ from kiln.runtime.dtypes import CODES, DTYPES
 from kiln.runtime.entities import DTypeVar, Signature, Tensor
 from kiln.runtime.errors import ContractError
 from kiln.runtime.expr import Env, compile_expr, render, whole, why_not
+from kiln.runtime.record import record
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Geometry:
         return ((self.rows - 1) * self.row + (self.width - 1) * self.col + 1) * self.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Output:
     """An output that the runtime allocates."""
 

