@@ -72,6 +72,9 @@ def _package(name: str) -> Catalog:
         ) from error
     except (DeclarationError, KilnError):
         raise
+    except SyntaxError as error:
+        where = f"{error.filename}:{error.lineno}:{error.offset}"
+        raise CheckError(f"catalog {name} does not parse: {where}: {error.msg}") from error
     except Exception as error:  # its code is not ours: anything may be wrong with it
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{frame.filename}:{frame.lineno}"
@@ -84,6 +87,10 @@ def _package(name: str) -> Catalog:
         raise CheckError(
             f"{name}.catalog() returned {type(made).__name__}; expected kiln.compiler.catalog.Catalog"
         )
+    for listed in made.ops:
+        if not isinstance(listed, Op):
+            hint = "; list its .op, and its .realizations beside the ops" if hasattr(listed, "realizations") else ""
+            raise CheckError(f"{name}.catalog() lists a {type(listed).__name__} among its ops, expected an Op{hint}")
     return Catalog(tuple(made.ops), tuple(getattr(made, "realizations", ())))
 
 

@@ -97,10 +97,20 @@ def build(
     if report.failures:
         raise FailedJobs(report.failures, report)
     if written is None:
-        raise BuildError(
-            f"nothing to build: {', '.join(p.target for p in plans)} has no kernel of what was selected"
-        )
+        raise BuildError(_nothing(plans, loaded))
     return report
+
+
+def _nothing(plans: Sequence[TargetPlan], loaded: Mapping[str, Op]) -> str:
+    """Why there is nothing to build."""
+    why = [f"nothing to build: {', '.join(p.target for p in plans)} has no kernel of what was selected"]
+    selected: frozenset[str] = frozenset().union(*(p.selected for p in plans))
+    for op in map(loaded.__getitem__, sorted(selected)):
+        if not op.ship:
+            why.append(f"{op.name} ships nothing: declare ship=(Ship(...),), the element types to compile for")
+        elif op.reference is not None:
+            why.append(f"{op.name} has a reference, and these catalogs list no kernel of it for these targets")
+    return "; ".join(why[:6])
 
 
 @contextlib.contextmanager

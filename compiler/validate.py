@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from kiln.compiler.blame import blamed, parameters_fault
 from kiln.compiler.signatures import signature_json
 from kiln.ir.diagnostics import DeclarationError
 from kiln.ir.language import FOREIGN
@@ -40,8 +41,8 @@ def validate(ops: Mapping[str, Op]) -> None:
         try:
             for fault in _faults(op, ops):
                 raise DeclarationError(f"{_kind(op)} {op.name}: {fault}", location_of(op))
-        except DeclarationError as error:
-            raise error if error.location else type(error)(error.message, location_of(op)) from None
+        except Exception as error:  # bodies are not ours: anything may be wrong with them
+            raise blamed(error, op, location_of(op)) from None
 
 
 def _kind(op: Op) -> str:
@@ -71,6 +72,9 @@ def _kind_faults(op: Op) -> Iterator[str]:
         meaning = "calls ops in one row" if op.is_recipe else "is expressible in one row"
         kind = "a recipe" if op.is_recipe else "an op"
         yield f"has {found}; {kind} has body= where it {meaning}, else {legal[1]}="
+    for function in filter(None, (op.body, op.reference)):
+        fault = parameters_fault(function, op)
+        yield from [fault] if fault is not None else []
     if op.is_recipe and len(op.operands) > MAX_OPERANDS:
         yield f"has {len(op.operands)} operands, a recipe at most {MAX_OPERANDS}; split it"
 

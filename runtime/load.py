@@ -113,6 +113,10 @@ class Library(Extensible):
         self.targets = tuple(self.manifests)
         device.check_toolchain(v for r in self._roots for m in r.manifests.values() for v in _assemblers(m))
 
+    def __repr__(self) -> str:
+        places = ", ".join(r.folder.path for r in self._roots)
+        return f"<{len(self._ops)} ops of {places} on {self.device.label}>"
+
     def _everything(self) -> list[Operation]:
         return [o for h in self._hosts for of_target in h.operations.values() for o in of_target.values()]
 

@@ -96,6 +96,12 @@ class Operation(ShortWay):
         operands = ", ".join(o.name for o in self.sig.operands)
         return f"<{self.name}({operands}) on {self.device.label}>"
 
+    def __str__(self) -> str:
+        """The op in words: its operands, types, attributes, numerics and what it refuses."""
+        from kiln.runtime.sheet import sheet
+
+        return sheet(self.name, self.sig)
+
     @property
     def key_scalars(self) -> list[int]:
         """Positions of the scalars on whose values the choice or the shape of a launch depends."""

@@ -1,7 +1,8 @@
-"""Show a kernel at any stage: its IR after every pass, its source, PTX, the machine code that ships, its
-resources on every target, or how it is launched.
+"""Show what an op means, takes, promises and refuses, and what the tree has of it; or a kernel at any stage:
+its IR after every pass, its source, PTX, the machine code that ships, its resources on every target, or how it
+is launched.
 
-OP alone means every kernel of the op for --resources and --launch, and its first kernel for the rest."""
+OP alone means every kernel of the op for --resources and --launch, and its first kernel for other stages."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ from kiln.runtime.files import Folder
 from kiln.runtime.manifest import dump
 from kiln.tools.backends import all_backends
 from kiln.tools.console import Cell, UsageError, emit, nearest, note, require, table, width
-from kiln.tools.declared import add_catalog_option, catalogs
+from kiln.tools.declared import add_catalog_option, catalogs, declared
+from kiln.tools.sheet import show as show_op
 from kiln.tools.stages import Shown, cpu_source, cuda_source, ir_stages, ptx
-from kiln.tools.trees import add_tree_option, read_tree
+from kiln.tools.trees import add_tree_option, read_tree, tree_or_none
 
 SASS_BYTES = 16
 """Of an instruction, on every target."""
@@ -36,8 +38,8 @@ STAGES = ("ir", "source", "ptx", "sass", "resources", "launch")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of `kiln show`."""
     parser.add_argument("what", metavar="OP[.VARIANT]")
-    parser.add_argument("--target", metavar="T", help="the target; --resources shows all of them without it")
-    stage = parser.add_mutually_exclusive_group(required=True)
+    parser.add_argument("--target", metavar="T", help="the target; what is of all of them needs none")
+    stage = parser.add_mutually_exclusive_group()
     helps = {
         "ir": "the IR after every pass",
         "source": "generated Triton or C, or the hand-written kernel's file",
@@ -53,8 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one stage."""
+    """Print one stage, or what the op is."""
     op, _, variant = args.what.partition(".")
+    if args.stage is None:
+        return _sheet(args, op, variant)
     if args.target is None and args.stage != "resources":
         raise UsageError(f"--{args.stage} is of one target; give --target, one of {', '.join(TARGETS)}")
     if args.target is not None:
@@ -68,6 +72,14 @@ def run(args: argparse.Namespace) -> int:
         return _sass(args, tree.root, tree.manifests[args.target], op, variant)
     document, text = (_resources if args.stage == "resources" else _launch)(tree.manifests, op, variant)
     emit(args, document, text)
+    return 0
+
+
+def _sheet(args: argparse.Namespace, op: str, variant: str) -> int:
+    if variant or args.target is not None:
+        stages = ", ".join(f"--{stage}" for stage in STAGES)
+        raise UsageError(f"give a stage to see of it, one of {stages}; or the op alone: kiln show {op}")
+    emit(args, *show_op(op, declared(catalogs(args)), tree_or_none(args.tree)))
     return 0
 
 
