@@ -10,6 +10,9 @@ from kiln.runtime.plan import Callee, Views, aliasing_is_safe
 from kiln.runtime.providers import Provider
 from kiln.runtime.select import Candidate
 
+IN_PLACE = ("generated", "fused")
+"""Tiers of kernels that read a row before they write it, so that an output may be the memory of an input."""
+
 
 class Overlap(NamedTuple):
     """A written operand and another one.
@@ -73,7 +76,7 @@ def _may_be_one(
     if bound.geometry[pair[0]] != bound.geometry[pair[1]]:
         return False
     if isinstance(candidate, Kernel):
-        return candidate.tier in ("generated", "fused")
+        return candidate.tier in IN_PLACE
     if isinstance(candidate, Provider):
         return True
     return aliasing_is_safe(candidate, sig, callee, w.name, o.name)

@@ -14,6 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
+from kiln.runtime.alias import IN_PLACE
 from kiln.runtime.arrays import View, contiguous
 from kiln.runtime.dtypes import DTYPES
 from kiln.runtime.entities import DTypeVar, Kernel, Plan, Scalar, Signature, Tensor
@@ -301,6 +302,8 @@ def _placed(
     sig = judge.operation.sig
     nearest: tuple[Layout, ...] = (style.layout, "padded", "dense")
     for layout in dict.fromkeys(nearest if hurried else nearest[:1]):
+        if layout == "alias" and isinstance(candidate, Kernel) and candidate.tier not in IN_PLACE:
+            continue
         try:
             slots, size = place(sig, draft.env, draft.dtypes, layout)
         except KilnError:

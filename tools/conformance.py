@@ -4,7 +4,8 @@ The tree is verified first. Then, for every variant, calls are derived from its 
 it: ragged sizes, strided and aliased operands, NaN, infinities, zeros, denormals and ties. Outputs are
 poisoned, memory around operands is watched, each call runs twice. `exact` ops must give the oracle's bits,
 others must stay in their envelope. Nothing is passed by not running: a variant without a case has failed.
-With --interpret no device is used: the generated Triton sources run in Triton's interpreter.
+With --interpret no device is used: generated Triton sources, and kernels that your catalogs bring, run in
+Triton's interpreter.
 
 Exit code 1 if any variant fails."""
 
@@ -55,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interpret",
         action="store_true",
-        help="run generated Triton sources in Triton's interpreter instead",
+        help="run Triton sources in Triton's interpreter instead",
     )
     parser.add_argument(
         "--graphs",

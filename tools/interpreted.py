@@ -1,6 +1,7 @@
-"""Generated Triton sources in Triton's interpreter, on small tiles, against the declarations.
+"""Triton sources in Triton's interpreter, on small calls, against the declarations: generated ones on small
+tiles, and the kernels of one's own catalogs as they are.
 
-A kernel's source does not depend on its tile, its width or the number of its warps; so each distinct source
+A generated kernel's source does not depend on its tile, its width or the number of its warps; so each distinct source
 runs once, as a kernel of a small tile, through the same calls, red zones and comparisons as real devices get,
 and stands for every artifact that was made from it.
 """
@@ -15,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
@@ -26,9 +27,10 @@ from typing import Any
 import numpy as np
 
 from kiln.backends.cuda.backend import CudaBackend
-from kiln.backends.cuda.compile import Source, generated, with_epilogue
+from kiln.backends.cuda.compile import Source, generated, handwritten, with_epilogue
 from kiln.backends.cuda.epilogue import FUNCTION
 from kiln.backends.cuda.hosted import EPILOGUE, EXTRA
+from kiln.backends.cuda.primitive import CudaPrimitive
 from kiln.backends.cuda.schedule import Schedule
 from kiln.compiler.backend import Job
 from kiln.compiler.catalog import load
@@ -41,6 +43,7 @@ from kiln.ir.spec import Op, Ship
 from kiln.runtime.cpu import CpuDevice
 from kiln.runtime.device import Args, PlainLauncher
 from kiln.runtime.entities import Kernel
+from kiln.runtime.errors import KilnError
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.targets import cpu_count
 from kiln.tools.campaign import Campaign, Result
@@ -68,6 +71,8 @@ STYLES = (
 FEW = tuple(Style(min(s.rows, 17), s.layout, s.fill, s.wide, s.least) for s in STYLES)
 """Where no operand comes in blocks of 128 rows."""
 MOST_ELEMENTS = 1 << 13
+MARGIN = 1 << 16
+"""Bytes around a call's memory: a store without its mask is told as a fault and does not end the process."""
 PLACE = "sm_90a"
 """Interpreted kernels are put into a manifest of this name; nothing depends on which."""
 FAST = {"kind": "envelope", "rel_l2": 2.0**-8, "max_eps": 2.0}
@@ -81,7 +86,7 @@ class Origin:
     entry: dict[str, Any]
     constants: Mapping[str, Any]
     module: str = ""
-    """The module of the hand-scheduled kernel that the text is the epilogue of."""
+    """The module of the hand-written kernel; the text is its epilogue, or empty."""
     extra: tuple[str, ...] = ()
     """Names of the parameters that the kernel takes as one tuple."""
     artifacts: list[tuple[str, str, str]] = field(default_factory=list)
@@ -102,14 +107,14 @@ class Judged:
 
 
 def origins(op: Op, names: tuple[str, ...], targets: Sequence[str]) -> list[Origin]:
-    """Every distinct source of an expressible op over the targets."""
+    """Every distinct source of an op over the targets."""
     ops = load(names).ops
     found: dict[str, Origin] = {}
     lowered: dict[str, Origin] = {}
     for target in targets:
         for job in CudaBackend().plan({op.name: op}, names, target):
             if "schedule" not in job.payload:
-                made = _hosted(op, names, job)
+                made = (_hosted if "types" in job.payload else _handwritten)(op, names, job)
                 found.setdefault(f"{made.entry['variant']} {made.text}", made).artifacts.append(
                     (target, job.variant, job.inputs_digest)
                 )
@@ -143,6 +148,12 @@ def _hosted(op: Op, names: tuple[str, ...], job: Job) -> Origin:
     entry["params"] += source.extra
     extra = tuple(p["name"] for p in source.extra)
     return Origin(source.epilogue, entry, source.constants, source.module, extra)
+
+
+def _handwritten(op: Op, names: tuple[str, ...], job: Job) -> Origin:
+    """A kernel that a catalog brings."""
+    source = handwritten(op, job.payload, names, TARGETS[job.target].capability)
+    return Origin("", _entry(op, job.variant, source), source.constants, source.module)
 
 
 def _in_blocks(op: Op) -> bool:
@@ -202,7 +213,7 @@ class InterpretedDevice(CpuDevice):
         """A launcher of an interpreted function."""
         origin = self._sources[kernel.variant]
         constants = dict(origin.constants)
-        if origin.module:
+        if origin.module and origin.text:
             constants[EPILOGUE] = getattr(_module(origin.text), FUNCTION)
         return InterpretedLauncher(kernel, function, recipe, constants, origin.extra)
 
@@ -267,7 +278,7 @@ def campaign(op: Op, sources: Sequence[Origin], brief: bool = False) -> Campaign
         shelf(op, sources),
         PLACE,
         {op.name: op},
-        HostRig(),
+        HostRig(MARGIN),
         lambda _: True,
         lambda _: None,
         styles,
@@ -307,12 +318,31 @@ def pool(workers: int) -> Executor:
 def interpret(
     names: tuple[str, ...], targets: Sequence[str], globs: Sequence[str] | None
 ) -> Iterator[Judged]:
-    """Every source of the selected ops."""
-    ops = [op for op in load(names).ops.values() if op.body is not None and matches(op.name, globs)]
+    """Every source of the selected ops that have generated ones, or a kernel that a catalog brings."""
+    loaded = load(names)
+    brought = {r.op for r in loaded.realizations if isinstance(r, CudaPrimitive) and not r.scratch}
+    ops = [
+        op
+        for op in loaded.ops.values()
+        if (op.body is not None or op.name in brought) and matches(op.name, globs)
+    ]
     with pool(min(cpu_count(), max(len(ops), 1))) as executor:
         waiting = [executor.submit(interpret_op, op.name, names, tuple(targets)) for op in ops]
-        for future in waiting:
-            yield from future.result()
+        for op, future in zip(ops, waiting, strict=True):
+            try:
+                yield from future.result()
+            except KilnError:
+                raise
+            except Exception as error:  # what a kernel of one's own may do to the interpreter is anything
+                yield _not_interpreted(op, error)
+
+
+def _not_interpreted(op: Op, error: Exception) -> Judged:
+    """An op whose run ended the interpreter."""
+    why = f"Triton's interpreter cannot run it: {type(error).__name__}: {error}"
+    if isinstance(error, BrokenExecutor):
+        why = "the process that interpreted it, or an op beside it, died: does a kernel leave its operands? --op runs one"
+    return Judged(op.name, "*", 0, float("inf"), (why,), (), op.contract.kind)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -395,7 +425,8 @@ def summary(judged: Sequence[Judged], recorded: int | None, seconds: float) -> s
         *faults[:20],
     ]
     failed = sum(bool(j.faults) for j in judged)
-    verdict = f"{plural(failed, 'source')} failed" if failed else "all passed"
+    passed = "all passed" if judged else "failed, nothing ran: no selected op has a source to interpret"
+    verdict = f"{plural(failed, 'source')} failed" if failed else passed
     written = f", {plural(recorded, 'proof')} recorded" if recorded is not None else ""
     lines.append(
         f"{verdict}: {plural(len(judged), 'source')} in Triton's interpreter{written} ({seconds:.1f} s)"

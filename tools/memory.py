@@ -68,13 +68,15 @@ class HostRig:
 
     kind = "NumPy arrays"
 
-    def __init__(self) -> None:
+    def __init__(self, margin: int = 0) -> None:
+        """`margin`: bytes on both sides that stray writes may hit without harm to the process."""
         self._block = np.empty(0, np.uint8)
+        self._margin = (margin + PAGE - 1) // PAGE * PAGE
 
     def put(self, case: Case, block: Bytes) -> dict[str, Any]:
         """See Rig.put."""
-        raw = aligned_bytes(case.bytes + PAGE)
-        start = -raw.ctypes.data % PAGE
+        raw = aligned_bytes(case.bytes + PAGE + 2 * self._margin)
+        start = self._margin + -raw.ctypes.data % PAGE
         self._block = raw[start : start + case.bytes]
         self._block[:] = block
         return {s.tensor.name: typed(self._block, s) for s in case.slots}
