@@ -59,6 +59,7 @@ def build(
     executor: concurrent.futures.Executor | None = None,
     progress: Callable[[Progress], None] | None = None,
     wait: float = 600.0,
+    reuse: Path | None = None,
 ) -> BuildReport:
     """Bring the tree at `out` up to date.
 
@@ -74,6 +75,7 @@ def build(
         executor: runs the jobs instead of processes of its own.
         progress: called in this thread for each job that is done.
         wait: seconds to wait for another build of the tree.
+        reuse: another tree, whose kernels are taken where their inputs are the same and their proofs hold.
 
     Raises:
         FailedJobs: some kernels failed to compile, or broke their proof or budget. Their targets are as they
@@ -87,7 +89,7 @@ def build(
     with locked(path, wait):
         kept = Kept(path)
         with _told(kept):
-            run_plans(plans, path, jobs, executor, progress, kept)
+            run_plans(plans, path, jobs, executor, progress, kept, reuse)
         contents = {p.target: content for p in plans if (content := assemble(p, loaded, path)) is not None}
         written = write_tree(path, contents) if contents else None
         for plan in plans:
@@ -201,9 +203,11 @@ def run_plans(
     executor: concurrent.futures.Executor | None,
     progress: Callable[[Progress], None] | None,
     kept: Kept | None = None,
+    reuse: Path | None = None,
 ) -> None:
-    """Fill in the results of every job: from the tree at `out` (None: from nowhere) where its inputs are
-    unchanged, or from what is `kept` of a build that wrote none. What is compiled here is kept there."""
+    """Fill in the results of every job: from the tree at `out` or that at `reuse` (None: from nowhere) where
+    its inputs are unchanged, or from what is `kept` of a build that wrote none. What is compiled here is kept
+    there."""
     total, done = sum(len(plan.jobs) for plan in plans), 0
     pending: list[Job] = []
 
@@ -214,7 +218,9 @@ def run_plans(
             progress(Progress(done, total, job, state, seconds))
 
     for plan in plans:
-        reused = Existing.open(out, plan.target).results(plan.jobs) if out is not None else {}
+        reused: dict[tuple[str, str], Built] = {}
+        for tree in filter(None, (reuse, out)):
+            reused |= Existing.open(tree, plan.target).results(plan.jobs)
         for job in plan.jobs:
             built = reused.get((job.op, job.variant))
             if built is not None:

@@ -1,5 +1,8 @@
 """Compile kernels into an artifact tree. What the tree already holds with unchanged inputs is reused;
-targets and ops that aren't selected stay as they are; a target is replaced as a whole, or not at all."""
+targets and ops that aren't selected stay as they are; a target is replaced as a whole, or not at all.
+
+With catalogs of your own, kernels of Kiln's that your recipes call come from the tree of the package where
+their inputs are the same, digest by digest; --reuse names another tree for that."""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from typing import Any
 from kiln.compiler.errors import FailedJobs, Failure
 from kiln.compiler.pipeline import build
 from kiln.compiler.report import BuildReport, KernelReport
+from kiln.runtime.verify import INDEX
 from kiln.tools.backends import all_backends
-from kiln.tools.console import Cell, emit, note, plural, size, table, width
-from kiln.tools.declared import add_catalog_option, catalogs
+from kiln.tools.console import Cell, UsageError, emit, note, plural, size, table, width
+from kiln.tools.declared import KILN, add_catalog_option, catalogs
 from kiln.tools.header import header, write_if_changed
 from kiln.tools.progress import shown
-from kiln.tools.trees import add_selection_options
+from kiln.tools.trees import add_selection_options, shipped
 
 LISTED = 40
 """Kernels that the summary lists one by one; --all lists more."""
@@ -34,6 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--c-header", type=Path, metavar="PATH", help="also write what kiln header writes for the tree"
     )
     parser.add_argument("--jobs", type=positive, metavar="N", help="worker processes (default: one a CPU)")
+    parser.add_argument(
+        "--reuse",
+        type=Path,
+        metavar="DIR",
+        help="a tree whose kernels are taken where their inputs are the same (default: with --catalog of your "
+        "own, the one that comes with the package)",
+    )
     parser.add_argument("--all", action="store_true", help="list every kernel, reused ones too")
 
 
@@ -56,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
                 ops=args.op,
                 jobs=args.jobs,
                 progress=progress,
+                reuse=reusable(args),
             )
     except FailedJobs as failed:
         if args.json or failed.report is not None:
@@ -66,6 +78,20 @@ def run(args: argparse.Namespace) -> int:
         write_if_changed(args.c_header, header(report.out)[0])
     emit(args, document(report), lambda: summary(report, args.all))
     return 0
+
+
+def reusable(args: argparse.Namespace) -> Path | None:
+    """The tree that kernels may come from instead of the compiler.
+
+    Raises:
+        UsageError: --reuse names no tree.
+    """
+    if args.reuse is None:
+        return shipped() if set(catalogs(args)) != {KILN} else None
+    if not (args.reuse / INDEX).is_file():
+        raise UsageError(f"no artifact tree in {args.reuse} (no {INDEX} there) to reuse kernels of")
+    path: Path = args.reuse
+    return path
 
 
 def failures(failed: FailedJobs) -> dict[str, Any]:
