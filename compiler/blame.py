@@ -69,7 +69,9 @@ def blamed(error: Exception, op: Op, location: str) -> DeclarationError:
     if isinstance(error, DeclarationError):
         spot = _spot(error.__traceback__, error.location or None)
         where = error.location or location
-        return type(error)(error.message + _hint(error, spot) + (spot.shown() if spot else ""), str(spot or where))
+        return type(error)(
+            error.message + _hint(error, spot) + (spot.shown() if spot else ""), str(spot or where)
+        )
     spot = _spot(error.__traceback__, None)
     said = f"op {op.name}: its body fails with {type(error).__name__}: {error}{_hint(error, spot)}"
     return TypeCheckError(said + (spot.shown() if spot else ""), str(spot or location))
@@ -112,7 +114,8 @@ def _hint(error: Exception, spot: Spot | None) -> str:
     if isinstance(error, TypeCheckError):
         called = re.match(r"(max|min)\(", spot.text) if spot else None
         return f"; {called[1]}imum() instead of {called[1]}()" if called else ""
-    if isinstance(error, DeclarationError) or "Value" not in str(error) and not isinstance(error, NameError):
+    is_about_values = "Value" in str(error) or isinstance(error, NameError)
+    if isinstance(error, DeclarationError) or not is_about_values:
         return ""
     wanted = getattr(error, "name", None) or ""
     near = difflib.get_close_matches(wanted, _words(), 3) or [w for w in _words() if wanted and wanted in w]

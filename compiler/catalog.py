@@ -89,8 +89,9 @@ def _package(name: str) -> Catalog:
         )
     for listed in made.ops:
         if not isinstance(listed, Op):
-            hint = "; list its .op, and its .realizations beside the ops" if hasattr(listed, "realizations") else ""
-            raise CheckError(f"{name}.catalog() lists a {type(listed).__name__} among its ops, expected an Op{hint}")
+            found = f"{name}.catalog() lists a {type(listed).__name__} among its ops, expected an Op"
+            more = "; list its .op, and its .realizations beside the ops"
+            raise CheckError(found + (more if hasattr(listed, "realizations") else ""))
     return Catalog(tuple(made.ops), tuple(getattr(made, "realizations", ())))
 
 

@@ -109,9 +109,9 @@ def _nothing(plans: Sequence[TargetPlan], loaded: Mapping[str, Op]) -> str:
     selected: frozenset[str] = frozenset().union(*(p.selected for p in plans))
     for op in map(loaded.__getitem__, sorted(selected)):
         if not op.ship:
-            why.append(f"{op.name} ships nothing: declare ship=(Ship(...),), the element types to compile for")
+            why.append(f"{op.name} ships nothing: declare ship=(Ship(...),), the types to compile for")
         elif op.reference is not None:
-            why.append(f"{op.name} has a reference, and these catalogs list no kernel of it for these targets")
+            why.append(f"{op.name} has a reference alone: no catalog here lists a kernel of it for them")
     return "; ".join(why[:6])
 
 

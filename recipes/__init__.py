@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from kiln.ir.diagnostics import DeclarationError
 from kiln.ir.spec import Op
 from kiln.recipes import (
     activation,
@@ -42,3 +45,21 @@ class OwnCatalog:
 def catalog() -> OwnCatalog:
     """Every op and recipe that Kiln ships."""
     return OwnCatalog(tuple(op for family in FAMILIES for op in family.OPS))
+
+
+def op(name: str) -> Op:
+    """One of Kiln's ops by the name that calls have, for a recipe of one's own: `call(op("gelu"), x)`.
+
+    Raises:
+        DeclarationError: there is none; the message has the nearest names.
+    """
+    known = _by_name()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3) or sorted(known)
+        raise DeclarationError(f"Kiln has no op {name!r}; there are {', '.join(near)}")
+    return known[name]
+
+
+@cache
+def _by_name() -> dict[str, Op]:
+    return {declared.name: declared for declared in catalog().ops}

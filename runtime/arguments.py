@@ -14,6 +14,9 @@ F32_MAX = 3.4028234663852886e38
 INTEGERS = {"i32": 1 << 31, "i64": 1 << 63}
 """Integer types, and the magnitude that their values stay below."""
 
+MENTIONED = 6
+"""Names that a hint lists."""
+
 
 class Given(NamedTuple):
     """A call's arguments, by position in the signature.
@@ -209,12 +212,26 @@ def _wrong(what: str, value: Any, expected: str) -> None:
     raise ContractError(f"{what} is a {type(value).__name__}, expected {expected}.")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a name that is not known."""
+def nearest(name: str, known: Iterable[str], about: Mapping[str, str] | None = None) -> str:
+    """A hint for a name that is not known.
+
+    Args:
+        about: what else is known of each name, where words of the wanted one are looked for.
+    """
     from difflib import get_close_matches
 
     listed = sorted(known)
     near = get_close_matches(name, listed, 1)
     if near:
         return f"did you mean {near[0]}?"
+    near = _mentioning(name, {n: f"{n} {(about or {}).get(n, '')}".lower() for n in listed})
+    if near:
+        return f"did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?"
     return f"there is {', '.join(listed[:20])}{' and more' if len(listed) > 20 else ''}."
+
+
+def _mentioning(name: str, texts: Mapping[str, str]) -> list[str]:
+    """The few names whose texts have the rarest word of the wanted one in them."""
+    words = [w for w in name.lower().split("_") if len(w) > 2]
+    found = [[n for n, text in texts.items() if word in text] for word in words]
+    return min(filter(None, found), key=len, default=[])[:MENTIONED]

@@ -147,7 +147,7 @@ class Library(Extensible):
         """
         found = self._ops.get(name)
         if found is None:
-            raise ContractError(f"this tree has no op {name!r}; {nearest(name, self._ops)}")
+            raise ContractError(f"this tree has no op {name!r}; {self._nearest(name)}")
         return found
 
     def __getattr__(self, name: str) -> Operation:
@@ -156,7 +156,11 @@ class Library(Extensible):
             operation: Operation = ops[name]
             self.__dict__[name] = operation
             return operation
-        raise AttributeError(f"this library has no op or attribute {name!r}; {nearest(name, ops)}")
+        hint = self._nearest(name) if ops else "it was not opened."
+        raise AttributeError(f"this library has no op or attribute {name!r}; {hint}")
+
+    def _nearest(self, name: str) -> str:
+        return nearest(name, self._ops, {n: f"{o.sig.doc} {o.sig.family}" for n, o in self._ops.items()})
 
     def __dir__(self) -> Iterable[str]:
         return [*super().__dir__(), *self._ops]

@@ -17,6 +17,8 @@ Candidate = Kernel | Plan | Provider
 
 TIER_ORDER = {"fast": 0, "fused": 1, "generated": 2, "primitive": 2, "composite": 3}
 """Lower runs first."""
+REASONS = 12
+"""Different reasons that an error lists, each with the first candidate that has it."""
 
 
 class Wanted(NamedTuple):
@@ -171,9 +173,17 @@ def nothing_runs(op: str, device: str, verdicts: Sequence[Verdict]) -> Selection
         return SelectionError(
             f"{op}: this target has no kernel or plan for it; build one, or use another device."
         )
-    listed = "; ".join(f"{v.variant}: {v.why}" for v in verdicts[:12])
-    more = f"; and {len(verdicts) - 12} more" if len(verdicts) > 12 else ""
+    alike: dict[str | None, list[str]] = {}
+    for v in verdicts:
+        alike.setdefault(v.why, []).append(v.variant)
+    groups = list(alike.items())
+    listed = "; ".join(
+        f"{of[0]}: {why}{f' (and {len(of) - 1} more)' if of[1:] else ''}" for why, of in groups[:REASONS]
+    )
+    rest = sum(len(of) for _, of in groups[REASONS:])
     return SelectionError(
-        f"{op}: none of {len(verdicts)} candidates may run this call on {device} ({listed}{more}). "
-        "Change the operands, or build a variant that takes them."
+        f"{op}: none of {len(verdicts)} candidates may run this call on {device} "
+        f"({listed}{f'; and {rest} more' if rest else ''}). "
+        "Change the operands, or build a variant that takes them; "
+        f"kiln show {op} lists the calls that are served."
     )

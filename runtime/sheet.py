@@ -9,8 +9,8 @@ from kiln.runtime.expr import Expr, render
 PROMISES = {
     "exact": "exact: the same bits on every CPU and GPU, fused or not",
     "exact_on_target": "exact on a target: the same bits whichever way it runs there",
-    "envelope": "within {rel_l2:.2g} (relative L2) and {max_eps:g} epsilons of the output's type (worst element) "
-    "of float64",
+    "envelope": "from float64 within {rel_l2:.2g} (relative L2) and {max_eps:g} epsilons of the output's "
+    "type (worst element)",
 }
 LAYOUTS = {
     "rows": "",
@@ -119,4 +119,7 @@ def _sentences(doc: str) -> list[str]:
 def _columns(rows: list[list[str]]) -> list[str]:
     """Rows as lines, every column but the last padded."""
     sizes = [max((len(r[i]) for r in rows), default=0) for i in range(max(map(len, rows), default=1) - 1)]
-    return ["  " + "  ".join([*(c.ljust(n) for c, n in zip(r, sizes, strict=False)), r[-1]]).rstrip() for r in rows]
+    return [
+        "  " + "  ".join([*(c.ljust(n) for c, n in zip(r, sizes, strict=False)), r[-1]]).rstrip()
+        for r in rows
+    ]

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,9 @@ EXPLAINED = ("explain linear", "explain matmul_bt")
 ENGINE = "lib.prepare()"
 PROVIDER = "register_provider"
 TORCH = "import torch"
+RECIPE = "def body(x, residual, bias)"
+SHOWN = "kiln show rms_norm"
+BUILT = "kiln build --catalog kiln.recipes --catalog my_recipes"
 
 
 def ran(*parts: str) -> str:
@@ -48,7 +52,7 @@ def test_layers_go_on_from_the_first_call() -> None:
     assert prints("".join(map(shown_after, codes)), ran(*codes))
 
 
-@pytest.mark.parametrize("mark", EXPLAINED)
+@pytest.mark.parametrize("mark", [*EXPLAINED, SHOWN])
 def test_explained_calls(
     mark: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +60,17 @@ def test_explained_calls(
     for command, shown in session(mark):
         assert main(command.split()[1:]) == 0
         assert prints(shown, capsys.readouterr().out)
+
+
+def test_a_recipe_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_recipes.py").write_text(block("python", RECIPE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for command, shown in session(BUILT):
+        assert main(command.split()[1:]) == 0
+        assert prints(shown, capsys.readouterr().out), command
 
 
 def test_an_engine_and_a_provider() -> None:
@@ -77,6 +92,6 @@ def test_a_block_that_prints_something_else_is_found() -> None:
 
 
 def test_every_block_has_a_test() -> None:
-    declarations = ("def _silu_mul_quant_fp8", "LEAKY_RELU = triton_op")
-    run = (FIRST, *LAYERS, ENGINE, PROVIDER, TORCH)
+    declarations = ("LEAKY_RELU = triton_op",)
+    run = (FIRST, *LAYERS, ENGINE, PROVIDER, TORCH, RECIPE)
     assert all(any(mark in body for mark in (*declarations, *run)) for body in blocks("python"))

@@ -42,8 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--reuse",
         type=Path,
         metavar="DIR",
-        help="a tree whose kernels are taken where their inputs are the same (default: with --catalog of your "
-        "own, the one that comes with the package)",
+        help="a tree whose kernels are taken where their inputs are the same (default: with a --catalog of "
+        "your own, the one that comes with the package)",
     )
     parser.add_argument("--all", action="store_true", help="list every kernel, reused ones too")
 

@@ -1,9 +1,9 @@
 """Triton sources in Triton's interpreter, on small calls, against the declarations: generated ones on small
 tiles, and the kernels of one's own catalogs as they are.
 
-A generated kernel's source does not depend on its tile, its width or the number of its warps; so each distinct source
-runs once, as a kernel of a small tile, through the same calls, red zones and comparisons as real devices get,
-and stands for every artifact that was made from it.
+A generated kernel's source does not depend on its tile, its width or the number of its warps; so each
+distinct source runs once, as a kernel of a small tile, through the same calls, red zones and comparisons as
+real devices get, and stands for every artifact that was made from it.
 """
 
 from __future__ import annotations
@@ -341,7 +341,8 @@ def _not_interpreted(op: Op, error: Exception) -> Judged:
     """An op whose run ended the interpreter."""
     why = f"Triton's interpreter cannot run it: {type(error).__name__}: {error}"
     if isinstance(error, BrokenExecutor):
-        why = "the process that interpreted it, or an op beside it, died: does a kernel leave its operands? --op runs one"
+        why = "the process that interpreted it, or an op beside it, died: does a kernel leave its operands? "
+        why += "--op runs one"
     return Judged(op.name, "*", 0, float("inf"), (why,), (), op.contract.kind)
 
 

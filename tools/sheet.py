@@ -3,15 +3,16 @@ what was proved of the kernels that do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kiln.ir.spec import Op
+from kiln.runtime.arguments import nearest
 from kiln.runtime.entities import Kernel, Plan, Signature
 from kiln.runtime.manifest import dump, parse_signature
 from kiln.runtime.sheet import call_line, served, sheet
-from kiln.tools.console import UsageError, nearest, plural, table, width
+from kiln.tools.console import UsageError, plural, table, width
 from kiln.tools.evidence import Proofs, Ran
 from kiln.tools.states import artifact_state, op_states
 from kiln.tools.trees import Tree
@@ -32,20 +33,22 @@ class Place:
     timings: int
 
 
-def show(name: str, ops: Mapping[str, Op], tree: Tree | None) -> tuple[dict[str, Any], str]:
+def show(
+    name: str, ops: Mapping[str, Op], tree: Tree | None, options: Sequence[str] = ()
+) -> tuple[dict[str, Any], str]:
     """The document and the text of one op.
 
     Args:
         ops: declarations, where they are at hand.
         tree: None where nothing is built.
+        options: of the command line, for the commands that the text ends with.
 
     Raises:
         UsageError: neither has the op.
     """
     manifests = {t: m for t, m in (tree.manifests if tree else {}).items() if name in m.ops}
-    known = {*ops, *(n for m in (tree.manifests.values() if tree else ()) for n in m.ops)}
-    if name not in known:
-        raise UsageError(nearest(name, sorted(known), "op"))
+    if name not in ops and not manifests:
+        raise UsageError(f"no op {name!r}; {_nearest(name, ops, tree)}")
     sig = next((m.ops[name] for m in manifests.values()), None) or _declared(name, ops[name])
     places = {t: _place(name, t, tree) for t in manifests} if tree else {}
     calls = _calls({t: _candidates(name, m.kernels, m.recipes) for t, m in manifests.items()})
@@ -55,7 +58,21 @@ def show(name: str, ops: Mapping[str, Op], tree: Tree | None) -> tuple[dict[str,
         "served": [{"call": call, "targets": targets} for call, targets in calls.items()],
         "targets": {t: asdict(p) for t, p in places.items()},
     }  # fmt: skip
-    return document, "\n".join([sheet(name, sig), "", *_text(name, sig, places, calls, declared)])
+    return document, "\n".join(
+        [
+            sheet(name, sig),
+            "",
+            *_text(name, sig, places, calls, declared),
+            *_commands(name, sig, places, options),
+        ]
+    )
+
+
+def _nearest(name: str, ops: Mapping[str, Op], tree: Tree | None) -> str:
+    about = {n: f"{o.doc} {o.family}" for n, o in ops.items()}
+    for manifest in tree.manifests.values() if tree else ():
+        about |= {n: f"{sig.doc} {sig.family}" for n, sig in manifest.ops.items()}
+    return nearest(name, about, about)
 
 
 def _declared(name: str, op: Op) -> Signature:
@@ -100,7 +117,11 @@ def _calls(candidates: Mapping[str, list[Kernel | Plan]]) -> dict[str, list[str]
 
 
 def _text(
-    name: str, sig: Signature, places: Mapping[str, Place], calls: Mapping[str, list[str]], declared: str | None
+    name: str,
+    sig: Signature,
+    places: Mapping[str, Place],
+    calls: Mapping[str, list[str]],
+    declared: str | None,
 ) -> list[str]:
     lines = [f"{sig.kind} of {sig.family}{f', declared at {declared}' if declared else ''}"]
     if not places:
@@ -112,15 +133,26 @@ def _text(
     lines += ["", table(["targets", "kernels", "plans", "state", "proved on a device"], rows, width())]
     listed = [[call or "any", _places(targets, tuple(places))] for call, targets in calls.items()]
     lines += ["", table(["calls that are served", "targets"], listed, width())]
-    some = next(reversed(places))
-    dims = sorted(sig.names["dim"])
-    lines += [
-        "",
-        f"kiln explain {name} --target {some} {' '.join([f'{d}=…' for d in dims])} …  which kernel a call takes",
-        f"kiln show {name} --target {some} --source  or --ir, --ptx, --sass, --resources, --launch",
-        f"kiln test --op {name}  runs it on this machine against its declaration",
-    ]
     return lines
+
+
+def _commands(name: str, sig: Signature, places: Mapping[str, Place], options: Sequence[str]) -> list[str]:
+    """What to ask next."""
+    if not places:
+        return []
+    target, more = next(reversed(places)), "".join(f" {o}" for o in options)
+    tree = "".join(f" {o}" for o in options if not o.startswith("--catalog"))
+    sizes = " ".join(f"{d}=…" for d in sorted(sig.names["dim"]))
+    rows = [
+        [f"kiln explain {name} --target {target}{tree} {sizes} …", "which kernel a call takes, and why"],
+        [
+            f"kiln show {name} --target {target}{more} --source",
+            "or --ir, --ptx, --sass, --resources, --launch",
+        ],
+        [f"kiln test --op {name}{more}", "every kernel on this machine against the declaration"],
+    ]
+    size = max(len(row[0]) for row in rows)
+    return ["", *(f"{command.ljust(size)}  {what}" for command, what in rows)]
 
 
 def _proved(p: Place) -> str:

@@ -1,6 +1,6 @@
-"""Show what an op means, takes, promises and refuses, and what the tree has of it; or a kernel at any stage:
-its IR after every pass, its source, PTX, the machine code that ships, its resources on every target, or how it
-is launched.
+"""Show what an op means, takes, promises and refuses, and what the tree has of it; or a kernel at any
+stage: its IR after every pass, its source, PTX, the machine code that ships, its resources on every target,
+or how it is launched.
 
 OP alone means every kernel of the op for --resources and --launch, and its first kernel for other stages."""
 
@@ -79,7 +79,8 @@ def _sheet(args: argparse.Namespace, op: str, variant: str) -> int:
     if variant or args.target is not None:
         stages = ", ".join(f"--{stage}" for stage in STAGES)
         raise UsageError(f"give a stage to see of it, one of {stages}; or the op alone: kiln show {op}")
-    emit(args, *show_op(op, declared(catalogs(args)), tree_or_none(args.tree)))
+    options = [f"--catalog {c}" for c in args.catalog or ()] + ([f"--tree {args.tree}"] if args.tree else [])
+    emit(args, *show_op(op, declared(catalogs(args)), tree_or_none(args.tree), options))
     return 0
 
 

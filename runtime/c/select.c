@@ -98,23 +98,53 @@ kiln_code kiln_judge(const kiln_op *op, candidate *c, const bound *b, const view
 
 /* ---- all of them ---- */
 
+/* FNV-1a: reasons are told apart by it. */
+static uint64_t digest(const char *text) {
+  uint64_t found = 0xcbf29ce484222325u;
+  for (; *text; text++) found = (found ^ (unsigned char)*text) * 0x100000001b3u;
+  return found;
+}
+
+static uint32_t count_of(const uint64_t *marks, uint32_t from, uint32_t to, uint64_t mark) {
+  uint32_t found = 0;
+  for (uint32_t i = from; i < to; i++) found += marks[i] == mark;
+  return found;
+}
+
+/* Every different reason once, with the first candidate that has it. */
 static kiln_code nothing_runs(const kiln_op *op, const bound *b, const view *reads, const view *writes, const number *args,
                               const wanted *asked, work *w, kiln_error *error) {
-  enum { LISTED = 12 };
+  enum { REASONS = 12 };
   const char *name = op->sig->name;
-  if (op->candidate_count == 0)
+  uint32_t count = op->candidate_count, listed = 0, rest = 0;
+  if (count == 0)
     return kiln_fail(error, KILN_SELECTION, "%s: this target has no kernel or plan for it; build one, or use another device.",
                      name);
   if (error == NULL) return KILN_SELECTION;
+  uint64_t *marks = kiln_work_get(w, count, sizeof *marks);
+  if (marks == NULL) return kiln_work_failed(w, name, error);
+  for (uint32_t i = 0; i < count; i++) {
+    kiln_error inner = {0};
+    sink why = kiln_message(&inner);
+    kiln_judge(op, kiln_candidate_at(op, asked, i), b, reads, writes, args, asked, w, &why, NULL);
+    marks[i] = digest(inner.message);
+  }
   sink m = kiln_message(error);
-  kiln_put(&m, "%s: none of %u candidates may run this call on %s (", name, op->candidate_count, op->library->label);
-  for (uint32_t i = 0; i < op->candidate_count && i < LISTED; i++) {
+  kiln_put(&m, "%s: none of %u candidates may run this call on %s (", name, count, op->library->label);
+  for (uint32_t i = 0; i < count; i++) {
+    if (count_of(marks, 0, i, marks[i])) continue;
+    uint32_t more = count_of(marks, i + 1, count, marks[i]);
+    if (listed++ >= REASONS) {
+      rest += 1 + more;
+      continue;
+    }
     candidate *c = kiln_candidate_at(op, asked, i);
     kiln_put(&m, "%s%s: ", i ? "; " : "", c->variant);
     kiln_judge(op, c, b, reads, writes, args, asked, w, &m, NULL);
+    if (more) kiln_put(&m, " (and %u more)", more);
   }
-  if (op->candidate_count > LISTED) kiln_put(&m, "; and %u more", op->candidate_count - LISTED);
-  kiln_put(&m, "). Change the operands, or build a variant that takes them.");
+  if (rest) kiln_put(&m, "; and %u more", rest);
+  kiln_put(&m, "). Change the operands, or build a variant that takes them; kiln show %s lists the calls that are served.", name);
   return kiln_fail_put(error, KILN_SELECTION, &m);
 }
 

@@ -47,6 +47,12 @@ def make(
     return build([CATALOG], None, out, backends=[backend], ops=ops, executor=here, **kw)
 
 
+def test_why_nothing_is_built(tmp_path: Path, here: Any) -> None:
+    said = r"nothing to build: sm_80, sm_90a .*; doubled ships nothing: declare ship="
+    with pytest.raises(BuildError, match=said):
+        make(tmp_path, FakeBackend(ops=()), here, ops=["doubled"])
+
+
 def test_a_build_writes_a_tree_that_verifies(tmp_path: Path, here: Any) -> None:
     seen: list[Progress] = []
     report = make(tmp_path / "t", FakeBackend(), here, progress=seen.append)
@@ -68,6 +74,19 @@ def test_bytes_do_not_depend_on_place_order_or_executor(tmp_path: Path, here: An
     compiled()  # so that workers find the cubins
     build([CATALOG], None, tmp_path / "deep" / "b", backends=[backend], jobs=2)
     assert snapshot(tmp_path / "a") == snapshot(tmp_path / "deep" / "b")
+
+
+def test_kernels_of_another_tree_are_taken_where_inputs_are_the_same(tmp_path: Path, here: Any) -> None:
+    make(tmp_path / "a", FakeBackend(), here, ops=["doubled"])
+    seen = make(tmp_path / "b", FakeBackend(), here, reuse=tmp_path / "a")
+    assert {op.partition("/")[2] for op, state in states(seen).items() if state == "reused"} == {"doubled"}
+    make(tmp_path / "c", FakeBackend(), here)
+    assert snapshot(tmp_path / "b") == snapshot(tmp_path / "c")
+    file = next((tmp_path / "a" / "sm_90a").glob("*.cubin"))
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    torn = make(tmp_path / "d", FakeBackend(), here, reuse=tmp_path / "a")
+    assert states(torn)["sm_90a/doubled"] == "built"
+    assert snapshot(tmp_path / "d") == snapshot(tmp_path / "c")
 
 
 def test_a_second_build_runs_nothing(tmp_path: Path, here: Any) -> None:

@@ -18,6 +18,7 @@ from kiln.tests.compiler.fake_backend import CATALOG, FakeBackend
 from kiln.tests.tools.conftest import Run, RunJson
 from kiln.tests.tools.synthetic import kernel
 from kiln.tools import build, progress
+from kiln.tools.trees import shipped
 
 Json = dict[str, Any]
 
@@ -77,7 +78,17 @@ def test_options_reach_the_pipeline(kiln: Run, pipeline: Install, tmp_path: Path
         "out": str(tmp_path),
         "ops": ["a*"],
         "jobs": 3,
+        "reuse": shipped(),
     }
+
+
+def test_a_tree_to_reuse(kiln: Run, pipeline: Install, tmp_path: Path) -> None:
+    stand_in = pipeline(report(tmp_path))
+    assert kiln("build", "--reuse", shipped())[0] == 0
+    assert stand_in.asked["reuse"] == shipped()
+    code, _, err = kiln("build", "--reuse", tmp_path)
+    assert code == 2
+    assert f"no artifact tree in {tmp_path}" in err
 
 
 def test_defaults_are_everything(kiln: Run, pipeline: Install, tmp_path: Path) -> None:
@@ -85,6 +96,7 @@ def test_defaults_are_everything(kiln: Run, pipeline: Install, tmp_path: Path) -
     assert kiln("build")[0] == 0
     asked = stand_in.asked
     assert (asked["catalogs"], asked["targets"], asked["out"]) == (("kiln.recipes",), None, "aot_artifacts")
+    assert asked["reuse"] is None
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "x", "1.5"])

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CATALOGS = ROOT / "tests" / "catalogs"
 CPU = cpu_target()
 CUDA = "sm_90a"
+STORE = ".to(out.dtype.element_ty), mask=live)"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,6 +101,45 @@ def test_the_kernel_runs_in_the_interpreter(dtype: Any) -> None:
     assert op.reference is not None
     (want,) = op.reference(x=x, slope=0.25)
     assert got.tobytes() == want.tobytes()
+
+
+def test_the_command_line_interprets_ones_own_kernels(kiln: Run, kiln_json: RunJson, tree: Path) -> None:
+    arguments = ("test", "--interpret", "--catalog", "my_kernels", "--tree", tree, "--target", CUDA)
+    code, found = kiln_json(*arguments, "--op", "leaky_relu", "--op", "add_scaled")
+    assert code == 0
+    assert {r["op"] for r in found["results"]} == {"leaky_relu", "add_scaled"}
+    assert all(r["passed"] and r["cases"] > 3 for r in found["results"])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        (STORE, STORE.replace(", mask=live", ""), "bytes outside the outputs were written"),
+        ("x * slope", "x * slope * 1.01", "differ, the worst at"),
+        ("_leak(value, slope)", "tl.no_such(value)", "Triton's interpreter cannot run it"),
+    ],
+)
+def test_a_wrong_kernel_is_told(
+    kiln: Run, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, said: str
+) -> None:
+    own = CATALOGS / "my_kernels"
+    text = (own / "kernels.py").read_text()
+    assert right in text
+    (tmp_path / "wrong_kernels").mkdir()
+    (tmp_path / "wrong_kernels" / "kernels.py").write_text(text.replace(right, wrong))
+    declared_ = (own / "__init__.py").read_text().replace("my_kernels.", "wrong_kernels.")
+    (tmp_path / "wrong_kernels" / "__init__.py").write_text(declared_)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ("--catalog", "wrong_kernels", "--tree", tree, "--target", CUDA, "--op", "leaky_relu")
+    code, out, _ = kiln("test", "--interpret", *arguments)
+    assert code == 1
+    assert said in out
+
+
+def test_nothing_to_interpret_is_no_pass(kiln: Run, tree: Path) -> None:
+    code, out, _ = kiln("test", "--interpret", "--tree", tree, "--op", "top_k_pairs")
+    assert code == 1
+    assert "failed, nothing ran" in out
 
 
 @pytest.mark.parametrize("tier", ["fused", "composite"])

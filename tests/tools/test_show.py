@@ -28,6 +28,35 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_an_op_alone_is_all_that_callers_need(kiln: Run, kiln_json: RunJson, built: Path) -> None:
+    code, out, _ = kiln("show", "silu_mul_quant_fp8", "--tree", built)
+    assert code == 0
+    head = "silu_mul_quant_fp8(gate, up, scale) -> out\nstatic fp8 of the bf16 silu(gate) * up\n"
+    assert out.startswith(head)
+    assert re.search(r"^  scale +f32 +more than 0; per tensor; codes hold x / scale$", out, re.MULTILINE)
+    assert re.search(rf"^{CPU} +3 +1  COMPILED  -$", out, re.MULTILINE)
+    assert re.search(r"^gate=bf16 up=bf16 +all$", out, re.MULTILINE)
+    assert re.search(r"^recipe of KERNEL-FUSION-.*, declared at .*/recipes/fusion.py:\d+$", out, re.MULTILINE)
+    document = kiln_json("show", "silu_mul_quant_fp8", "--tree", built)[1]
+    assert document["call"] == "silu_mul_quant_fp8(gate, up, scale) -> out"
+    assert document["targets"]["sm_90a"]["state"] == "COMPILED"
+    assert {"call": "gate=bf16 up=bf16", "targets": [CPU, "sm_90a"]} in document["served"]
+
+
+def test_what_ran_is_said_with_its_device(kiln: Run, tree: Path) -> None:
+    _, out, _ = kiln("show", "add", "--tree", tree)
+    assert re.search(r"^sm_90a +1 +0  MEASURED +\d+ cases? on .*, timed 1 time$", out, re.MULTILINE)
+    assert re.search(r"^sm_80 +1 +0  COMPILED +-$", out, re.MULTILINE)
+    _, out, _ = kiln("show", "mul", "--tree", tree)
+    assert re.search(r"^sm_90a +1 +0  INTERPRETED +-$", out, re.MULTILINE)
+
+
+def test_an_op_that_no_tree_has(kiln: Run, built: Path) -> None:
+    code, out, _ = kiln("show", "rms_norm", "--tree", built)
+    assert code == 0
+    assert out.endswith("no tree has it yet; kiln build makes one\n")
+
+
 def test_the_ir_of_every_stage(kiln_json: RunJson) -> None:
     code, found = kiln_json("show", "mul", "--target", "sm_80", "--ir")
     assert code == 0
@@ -112,7 +141,10 @@ def test_how_a_kernel_and_a_plan_are_launched(kiln: Run, built: Path) -> None:
         (["mul", "--target", "sm_91", "--source"], "no target 'sm_91'"),
         (["mul", "--source"], "give --target"),
         (["mul", "--target", CPU, "--ptx"], "has no PTX"),
-        (["mul", "--target", "sm_90a"], "is required"),
+        (["mul", "--target", "sm_90a"], "give a stage to see of it, one of --ir, --source"),
+        (["mul.c.f32"], "or the op alone: kiln show mul"),
+        (["mull"], "no op 'mull'; did you mean mul?"),
+        (["gemm"], "no op 'gemm'; did you mean fused_add_rms_norm, linear, linear_epilogue, matmul"),
         (["mul.c.f64", "--target", CPU, "--source"], "no variant of mul"),
     ],
 )

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16 as BFLOAT16
 
 import kiln.runtime as kiln
-from kiln.runtime.errors import KilnError
+from kiln.runtime.errors import KilnError, SelectionError
 from kiln.tests.runtime.c import libkiln
 from kiln.tests.runtime.c.derived import cases
 from kiln.tools.cases import Case, arguments, views
@@ -69,3 +70,20 @@ def test_same_bits(c: ctypes.CDLL, threads: int) -> None:
     assert len(ran) == len(python.ops)
     assert all(ran.values()), [op for op, n in ran.items() if not n]
     assert sum(ran.values()) > 2 * len(candidates)
+
+
+@pytest.mark.parametrize("dtypes", ["f16 f32", "f32 bf16"])
+def test_same_refusals(c: ctypes.CDLL, dtypes: str) -> None:
+    """Where nothing runs: every different reason once, with how many more candidates have it."""
+    types = {"f16": np.float16, "f32": np.float32, "bf16": BFLOAT16}
+    x, out = (np.zeros((2, 4), types[d]) for d in dtypes.split())
+    said = []
+    with kiln.load(TREE) as python, libkiln.Library(c, TREE) as library:
+        for one in (python, library):
+            with pytest.raises(SelectionError) as refused:
+                one.rms_norm(x, np.ones(4, x.dtype), out=out)
+            said.append(str(refused.value))
+    assert said[0] == said[1]
+    assert "more); c." in said[0]
+    assert said[0].count(f"needs out of {dtypes.split()[0]}, found {dtypes.split()[1]}") == 1
+    assert said[0].endswith("kiln show rms_norm lists the calls that are served.")
