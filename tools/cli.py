@@ -26,6 +26,8 @@ from kiln.runtime.errors import KilnError
 from kiln.tools.console import UsageError, nearest
 
 FINE, NO, FAILED, INTERRUPTED, CLOSED = 0, 1, 2, 130, 141
+ALONE = frozenset({"jinja2"})
+"""Packages that a command needs without the rest of the compiler: kiln header."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, UsageError | KilnError | DeclarationError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("kiln"):
-        return f"the package {error.name} is not installed; try pip install 'kernel-kiln[compiler]'"
+        wanted = error.name if error.name in ALONE else "'kernel-kiln[compiler]'"
+        return f"the package {error.name} is not installed; try pip install {wanted}"
     if isinstance(error, OSError):
         what = error.strerror or str(error)
         return f"{error.filename}: {what}" if error.filename is not None else what
