@@ -111,7 +111,7 @@ def broken(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
         (FileNotFoundError(2, "No such file or directory", "x.json"), "x.json: No such file or directory"),
         (OSError(28, "No space left on device"), "kiln verify: No space left on device"),
         (ModuleNotFoundError("no", name="triton"), "pip install 'kernel-kiln[compiler]'"),
-        (ModuleNotFoundError("no", name="jinja2"), "the package jinja2 is not installed; try pip install jinja2"),
+        (ModuleNotFoundError("no", name="jinja2"), "not installed; try pip install jinja2"),
         (MemoryError(), "out of memory"),
         (ZeroDivisionError("oh"), "internal error, ZeroDivisionError at test_cli.py:"),
     ],
