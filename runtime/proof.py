@@ -87,7 +87,7 @@ def _prove_budget(kernel: Kernel) -> Iterator[str]:
         if name not in resources:
             yield f"has a budget for {name}, but does not say how many it takes"
         elif resources[name] > most:
-            yield f"takes {resources[name]} {name}, its budget is {most}"
+            yield f"takes {resources[name]} {name}, its budget is {most}; use fewer or raise it"
 
 
 def _prove_measured(kernel: Kernel, artifact: Cubin | SharedObject) -> Iterator[str]:
