@@ -84,7 +84,8 @@ static void prove_budget(const proof *p) {
   for (const named_count *b = next_budget(p->kernel, ""); b != NULL; b = next_budget(p->kernel, b->key)) {
     const named_count *taken = resource(p->kernel, b->key);
     if (taken == NULL) tell(p, "has a budget for %s, but does not say how many it takes", b->key);
-    else if (taken->value > b->value) tell(p, "takes %" PRId64 " %s, its budget is %" PRId64 "; use fewer or raise it", taken->value, b->key, b->value);
+    else if (taken->value > b->value)
+      tell(p, "takes %" PRId64 " %s, its budget is %" PRId64 "; use fewer or raise it", taken->value, b->key, b->value);
   }
 }
 
