@@ -12,7 +12,7 @@ from kiln.runtime.arguments import nearest
 from kiln.runtime.entities import Kernel, Plan, Signature
 from kiln.runtime.manifest import dump, parse_signature
 from kiln.runtime.sheet import call_line, served, sheet
-from kiln.tools.console import UsageError, plural, table, width
+from kiln.tools.console import Cell, UsageError, plural, table, width
 from kiln.tools.evidence import Proofs, Ran
 from kiln.tools.states import artifact_state, op_states
 from kiln.tools.trees import Tree
@@ -89,7 +89,8 @@ def _location(op: Op) -> str:
 
 
 def _candidates(name: str, kernels: Iterable[Kernel], plans: Iterable[Plan]) -> list[Kernel | Plan]:
-    return [c for c in (*kernels, *plans) if c.op == name]
+    everything: list[Kernel | Plan] = [*kernels, *plans]
+    return [c for c in everything if c.op == name]
 
 
 def _place(name: str, target: str, tree: Tree) -> Place:
@@ -129,7 +130,9 @@ def _text(
     alike: dict[Place, list[str]] = {}
     for target, place in places.items():
         alike.setdefault(place, []).append(target)
-    rows = [[_places(ts, ()), p.kernels, p.plans, p.state, _proved(p)] for p, ts in alike.items()]
+    rows: list[list[Cell]] = [
+        [_places(ts, ()), p.kernels, p.plans, p.state, _proved(p)] for p, ts in alike.items()
+    ]
     lines += ["", table(["targets", "kernels", "plans", "state", "proved on a device"], rows, width())]
     listed = [[call or "any", _places(targets, tuple(places))] for call, targets in calls.items()]
     lines += ["", table(["calls that are served", "targets"], listed, width())]
@@ -140,7 +143,7 @@ def _commands(name: str, sig: Signature, places: Mapping[str, Place], options: S
     """What to ask next."""
     if not places:
         return []
-    target, more = next(reversed(places)), "".join(f" {o}" for o in options)
+    target, more = list(places)[-1], "".join(f" {o}" for o in options)
     tree = "".join(f" {o}" for o in options if not o.startswith("--catalog"))
     sizes = " ".join(f"{d}=…" for d in sorted(sig.names["dim"]))
     rows = [
