@@ -122,8 +122,19 @@ class Binder:
             if why is not None:
                 raise ContractError(f"{self.name}: {sentence} ({why}).")
         outputs = self._outputs(env, writes, geometry, lead)
-        sizes = [env.dims.get(d) for d in (self.sig.rows, self.sig.width)]
-        return Bound(env, geometry, outputs, 0 in sizes)
+        none = next((d for d in (self.sig.rows, self.sig.width) if env.dims.get(d) == 0), None)
+        if none is not None:
+            self._check_unwritten(geometry, none)
+        return Bound(env, geometry, outputs, none is not None)
+
+    def _check_unwritten(self, geometry: list[Geometry | None], none: str) -> None:
+        """Nothing is launched where there are no rows or no columns: no output may be left as it was made."""
+        for t, g in zip(self.tensors, geometry, strict=True):
+            if t.role == "out" and g is not None and 0 not in g.shape:
+                raise ContractError(
+                    f"{self.name}: {none} is 0 and nothing would be computed, but the output {t.name} has "
+                    f"shape {g.shape}; leave the call out."
+                )
 
     def _presence(self, reads: Sequence[View | None], writes: Sequence[View | None]) -> None:
         for t, r, w in zip(self.tensors, reads, writes, strict=True):
