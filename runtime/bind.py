@@ -375,7 +375,10 @@ def _address(v: View | None) -> int:
 
 
 def _overlaps_itself(g: Geometry) -> bool:
-    """Whether rows share elements: neither a row nor a column ends before the next one begins."""
+    """Whether elements share memory: one step of them is 0, or neither a row nor a column ends before the
+    next one begins."""
+    if (g.rows > 1 and g.row == 0) or (g.width > 1 and g.col == 0):
+        return True
     by_rows = g.rows <= 1 or g.row > (g.width - 1) * g.col
     by_columns = g.width <= 1 or g.col > (g.rows - 1) * g.row
     return not (by_rows or by_columns)

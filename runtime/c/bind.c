@@ -262,10 +262,11 @@ static kiln_code one_geometry(const binding *n, const tensor_operand *t, const v
   return code != KILN_OK ? code : check_layout(n, t, g);
 }
 
-/* Whether rows share elements: neither a row nor a column ends before the next one begins. */
+/* Whether elements share memory: one step of them is 0, or neither a row nor a column ends before the next one begins. */
 static bool overlaps_itself(const geometry *g) {
   int64_t rows = kiln_geometry_rows(g), width = kiln_geometry_width(g);
   if (rows == 0 || width == 0) return false;
+  if ((rows > 1 && g->row == 0) || (width > 1 && g->col == 0)) return true;
   bool by_rows = rows <= 1 || g->row > (width - 1) * g->col;
   bool by_columns = width <= 1 || g->col > (rows - 1) * g->row;
   return !by_rows && !by_columns;
