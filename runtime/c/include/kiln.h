@@ -242,8 +242,8 @@ KILN_API kiln_code kiln_prepare(kiln_library *library, const char *const *names,
 KILN_API void kiln_seal(kiln_library *library);
 /* Scratch of a stream: a buffer of the caller's on the device, or, where `buffer` is NULL, the library's own, grown to `bytes`
  * now. Never freed while a graph may use it: only kiln_close gives it back. CU_STREAM_PER_THREAD has none: calls that need scratch
- * take a stream of one's own. On the CPU `stream` is NULL, `buffer` must be NULL,
- * and one block is added for one more call at a time. */
+ * take a stream of one's own. On the CPU `stream` is NULL, `buffer` must be NULL, and one block is added for one more call at a
+ * time. */
 KILN_API kiln_code kiln_set_scratch(kiln_library *library, kiln_stream stream, void *buffer, size_t bytes, kiln_error *error);
 /* The same for scratch that kernels find all zeros and leave so, the largest kiln_zeroed_bytes of it: the library's own is filled
  * with zeros when it is allocated. The caller fills a buffer of its own with zeros once, before the first launch; nothing but

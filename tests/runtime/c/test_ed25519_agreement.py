@@ -1,5 +1,5 @@
-"""libkiln's verifier beside `cryptography` (OpenSSL's): the same verdict on signatures, on changed ones and on
-chosen bytes, but for keys that the head of ed25519.c says it refuses.
+"""libkiln's verifier beside `cryptography` (OpenSSL's): the same verdict on signatures, on changed ones and
+on chosen bytes, but for keys that the head of ed25519.c says it refuses.
 
 CI takes a sample; `compared(core, 1000, seed)` with twelve seeds took 12,000 signatures and 144,000 changed
 ones.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from kiln.tests.runtime.c.core_build import Core
-from kiln.tests.runtime.c.test_ed25519 import BASE, L, P, encode, multiple, plus, verify, x_of
+from kiln.tests.runtime.c.test_ed25519 import BASE, L, P, encode, multiple, number, plus, verify, x_of
 from kiln.tests.runtime.c.test_ed25519_edges import SMALL, SPELLINGS, spelled
 
 ed25519 = pytest.importorskip(
@@ -35,7 +35,7 @@ class Triple(NamedTuple):
     signature: bytes
 
 
-def number(data: bytes) -> int:
+def whole(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
@@ -54,8 +54,8 @@ def theirs(asked: Triple) -> bool:
 
 def has_other_rules(key: bytes) -> bool:
     """A key of small order, or one that is not the one encoding of its point: refused here, not there."""
-    y = number(key) % SIGN
-    return y >= P or y in {p[1] for p in SMALL} or (y in (1, P - 1) and number(key) >= SIGN)
+    y = whole(key) % SIGN
+    return y >= P or y in {p[1] for p in SMALL} or (y in (1, P - 1) and whole(key) >= SIGN)
 
 
 def ours(core: Core, asked: Triple) -> bool:
@@ -67,7 +67,7 @@ def ours(core: Core, asked: Triple) -> bool:
 
 def flipped(data: bytes, random: Random) -> bytes:
     """One bit is another."""
-    return bytes_from(number(data) ^ 1 << random.randrange(8 * len(data)), len(data))
+    return bytes_from(whole(data) ^ 1 << random.randrange(8 * len(data)), len(data))
 
 
 def bytes_from(value: int, size: int) -> bytes:
@@ -76,7 +76,7 @@ def bytes_from(value: int, size: int) -> bytes:
 
 def point_of(data: bytes) -> tuple[int, int]:
     """The point that 32 bytes encode."""
-    y, odd = number(data) % SIGN, data[31] >> 7
+    y, odd = whole(data) % SIGN, data[31] >> 7
     x = x_of(y, odd)
     assert x is not None
     return x, y
@@ -85,7 +85,7 @@ def point_of(data: bytes) -> tuple[int, int]:
 def changed(good: Triple, random: Random) -> Iterator[Triple]:
     """The same with one thing another: none of them is signed."""
     key, message, signature = good
-    r, s = signature[:32], number(signature[32:])
+    r, s = signature[:32], whole(signature[32:])
     yield Triple(key, message, flipped(r, random) + signature[32:])
     yield Triple(key, message, r + flipped(signature[32:], random))
     yield Triple(flipped(key, random), message, signature)
@@ -93,8 +93,8 @@ def changed(good: Triple, random: Random) -> Iterator[Triple]:
     yield Triple(key, flipped(message, random) if message else b"\1", signature)
     yield Triple(key, message, r + bytes_of(s + L))
     yield Triple(key, message, r + bytes_of(L - s))
-    yield Triple(key, message, bytes_of(number(r) ^ SIGN) + signature[32:])
-    yield Triple(bytes_of(number(key) ^ SIGN), message, signature)
+    yield Triple(key, message, bytes_of(whole(r) ^ SIGN) + signature[32:])
+    yield Triple(bytes_of(whole(key) ^ SIGN), message, signature)
     part = SMALL[random.randrange(1, 8)]
     yield Triple(key, message, encode(plus(point_of(r), part)) + signature[32:])
     yield Triple(encode(plus(point_of(key), part)), message, signature)
@@ -123,7 +123,7 @@ def test_random_signatures_and_changed_ones(libkiln_core: Core) -> None:
 CHOSEN = {
     "zeros": bytes(32), "one": bytes_of(1), "ones": b"\xff" * 32, "p": bytes_of(P), "p - 1": bytes_of(P - 1),
     "p + 1": bytes_of(P + 1), "2**255 - 1": bytes_of(SIGN - 1), "L": bytes_of(L), "L - 1": bytes_of(L - 1),
-    "the base point": encode(BASE), "its negative": bytes_of(number(encode(BASE)) ^ SIGN),
+    "the base point": encode(BASE), "its negative": bytes_of(whole(encode(BASE)) ^ SIGN),
     "the base point and a part": encode(plus(BASE, SMALL[1])),
     **{f"small {i}": encode(p) for i, p in enumerate(SMALL)},
     **{name: spelled(name)[0] for name in SPELLINGS},
@@ -141,9 +141,7 @@ def test_chosen_keys_and_signatures(libkiln_core: Core) -> None:
 
 def test_a_signature_by_the_secret_of_one(libkiln_core: Core) -> None:
     """The accepting twin: the key is the base point itself, so that anybody can sign for it."""
-    from kiln.tests.runtime.c.test_ed25519 import number as hashed
-
     key, nonce = encode(BASE), encode(multiple(7, BASE))
-    s = (7 + hashed(nonce, key, b"message") % L) % L
+    s = (7 + number(nonce, key, b"message") % L) % L
     assert ours(libkiln_core, Triple(key, b"message", nonce + bytes_of(s)))
     assert not ours(libkiln_core, Triple(key, b"message", nonce + bytes_of((s + 1) % L)))

@@ -1,4 +1,4 @@
-"""libkiln where a call has nothing to compute, a number is the largest, or a handle is not what it looks like."""
+"""libkiln where a call has nothing to compute, a number is the largest, or a handle is several streams."""
 
 import ctypes
 from collections.abc import Iterator
