@@ -206,8 +206,8 @@ typedef struct {
 KILN_API kiln_code kiln_outputs(const kiln_op *op, const kiln_argument *arguments, size_t count, kiln_output *outputs, size_t most,
                                 size_t *found, kiln_error *error);
 /* Checks, selects and launches (CUDA) or runs (CPU). Every output must be given. The first call of a shape decides, later ones
- * find the decision. Zero rows or an empty grid: nothing is launched, and that is fine. On the CPU, rows other than one with a bad
- * index may have been written when KILN_CONTRACT tells of it. */
+ * find the decision. Zero rows or an empty grid: nothing is launched, and that is fine, unless an output would have elements all the
+ * same. On the CPU, rows other than one with a bad index may have been written when KILN_CONTRACT tells of it. */
 KILN_API kiln_code kiln_run(const kiln_op *op, const kiln_argument *arguments, size_t count, const kiln_choice *choice,
                             kiln_stream stream, kiln_error *error);
 /* Which candidates there are, in order, and why each is passed over, as text with a final newline and zero; `*needed`, if not
