@@ -48,9 +48,17 @@ class Kept:
             return f"{self.path} can be written by another user; remove it"
         return ""
 
+    def _made_unsafe(self) -> str:
+        """Make the folder, unless it is there; why it can't be used, or ""."""
+        try:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as e:
+            return f"{self.path}: {e.strerror or e}"
+        return self._unsafe()  # jobs take minutes, in which another user may have made it
+
     def get(self, job: Job) -> Built | None:
         """What the job gave in an earlier build; None if nothing sound is there."""
-        if self.why:
+        if self.why or self._unsafe():
             return None
         try:
             with Folder.open_root(self.path) as folder:
@@ -60,12 +68,12 @@ class Kept:
 
     def keep(self, job: Job, built: Built) -> None:
         """Keep the result of a job; not synced, as an entry that is torn counts as none."""
+        self.why = self.why or self._made_unsafe()
         if self.why:
             return
         place = self.path / _name(job)
         staging = place.with_name(f"{place.name}~")
         try:
-            self.path.mkdir(mode=0o700, exist_ok=True)
             staging.write_bytes(_packed(job, built))
             staging.replace(place)
         except OSError as e:
@@ -75,7 +83,7 @@ class Kept:
 
     def settle(self, target: str, ops: Iterable[str] | None, wanted: Iterable[Job]) -> None:
         """Of a target's ops (None: all) keep only what these jobs gave. The folder goes when it is empty."""
-        if self.why or not self.path.exists():
+        if self.why or not self.path.exists() or self._unsafe():
             return
         mine, names = None if ops is None else frozenset(ops), set(map(_name, wanted))
         with contextlib.suppress(OSError):  # the next build settles it

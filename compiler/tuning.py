@@ -29,6 +29,8 @@ from kiln.runtime.strictjson import parse
 
 SCHEMA = 1
 MAX_BYTES = 64 << 20
+MAX_US = 1e12
+"""The longest time of a call: 12 days."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,11 @@ class Database:
 def _times(value: Any) -> Time:
     if type(value) is not list or len(value) != 2:
         raise Mismatch("a median and a spread in microseconds", value)
-    us, spread = (float(number(v)) for v in value)
-    if us <= 0 or spread < 0:
-        raise Mismatch("a positive median and a spread that is not negative", value)
-    return Time(us, spread)
+    us, spread = map(number, value)
+    # A samples file is plain JSON lines, in which Python reads NaN, Infinity and integers of any length.
+    if not (0 < us <= MAX_US and 0 <= spread <= MAX_US):
+        raise Mismatch("a positive median and a spread that is not negative, of finite numbers", value)
+    return Time(float(us), float(spread))
 
 
 def _row(checked: bool, group: str, shape: dict[str, int], times: dict[str, Time]) -> Row:

@@ -81,6 +81,12 @@ LIMITS: tuple[tuple[list[Any], str], ...] = (
     (["lt", ["dim", "T"], 2**31], "rows of 2**31 and more do not fit 32-bit boundaries: split the batch"),
 )
 
+COVERED: tuple[list[Any], str] = (
+    ["or", ["ge", ["dim", "SEQS"], 1], ["eq", ["dim", "T"], 0]],
+    "rows need a sequence: pass cu_seqlens with two entries or more",
+)
+"""Without a sequence nobody would write out."""
+
 
 def read(t: Tensor) -> Tensor:
     """What one step wrote, as another reads it."""
@@ -222,14 +228,21 @@ def _output(
     return (flat(out).astype(np.float32),)
 
 
-def internal(name: str, operands: tuple[Tensor | Scalar, ...], doc: str, reference: Any, **more: Any) -> Op:
+def internal(
+    name: str,
+    operands: tuple[Tensor | Scalar, ...],
+    doc: str,
+    reference: Any,
+    constraints: tuple[tuple[list[Any], str], ...] = LIMITS,
+    **more: Any,
+) -> Op:
     return Op(
         name,
         FAMILY,
         operands,
         rows="T",
         width="HV",
-        constraints=LIMITS,
+        constraints=constraints,
         contract=ENVELOPE,
         doc=doc,
         reference=reference,
@@ -244,6 +257,7 @@ CHUNKED = internal(
     "outputs of every token, and the "
     "state after each sequence. CUDA works in chunks of 64 tokens; CPUs go token by token in f32.",
     _chunk,
+    (*LIMITS, COVERED),
     domain=_domain,
     ship=(Ship({"X": BF16, "O": BF16}), Ship({"X": BF16, "O": F32}), Ship({"X": F32, "O": F32}, rare=True)),
 )

@@ -51,10 +51,13 @@ def matmul_bt_in_order(x: Array, weight: Array, out: Any = None) -> Array:
 X = Tensor("x", T, ("M", "K"), doc="activations")
 WEIGHT = Tensor("weight", W, ("N", "K"), doc="the checkpoint's layout: a row is an output feature")
 OUT = Tensor("out", U, ("M", "N"), "out", doc="or columns of a wider buffer; of x's type by default")
+MOST = 2**31 - 2**12
+"""Of rows, output features and the inner dimension: kernels count in 32 bits up to the end of a block or a
+step, which may lie beyond by its length; the longest has 1024 elements."""
 LIMITS: tuple[tuple[list[Any], str], ...] = (
-    (["lt", ["dim", "M"], 2**31], "x must have fewer than 2**31 rows: split the batch"),
-    (["lt", ["dim", "N"], 2**31], "weight must have fewer than 2**31 output features: split them"),
-    (["lt", ["dim", "K"], 2**31], "the inner dimension must be below 2**31: split the sum"),
+    (["le", ["dim", "M"], MOST], "x must have at most 2**31 - 4096 rows: split the batch"),
+    (["le", ["dim", "N"], MOST], "weight must have at most 2**31 - 4096 output features: split them"),
+    (["le", ["dim", "K"], MOST], "the inner dimension must be at most 2**31 - 4096: split the sum"),
 )
 SHIP = (
     *(Ship({"T": t, "W": t, "U": u}) for t, u in ((BF16, BF16), (BF16, F32), (F16, F16), (F32, F32))),

@@ -30,10 +30,12 @@ tensor cores keep fewer bits of a running sum state a wider one of their own for
 
 GROUPS_K: Expr = ["cdiv", ["dim", "K"], BLOCK]
 GROUPS_N: Expr = ["cdiv", ["dim", "N"], BLOCK]
+_MOST = 2**31 - 2**12
+"""As for `matmul_bt`: blocks and steps are counted to their ends in 32 bits."""
 _SIZES: tuple[tuple[list[Any], str], ...] = (
-    (["lt", ["dim", "M"], 2**31], "x must have fewer than 2**31 rows: split the batch"),
-    (["lt", ["dim", "N"], 2**31], "weight must have fewer than 2**31 rows: split the output features"),
-    (["lt", ["dim", "K"], 2**31], "the inner dimension must be below 2**31: split the sum"),
+    (["le", ["dim", "M"], _MOST], "x must have at most 2**31 - 4096 rows: split the batch"),
+    (["le", ["dim", "N"], _MOST], "weight must have at most 2**31 - 4096 rows: split the output features"),
+    (["le", ["dim", "K"], _MOST], "the inner dimension must be at most 2**31 - 4096: split the sum"),
 )
 _ONE_OR_EACH: tuple[tuple[list[Any], str], ...] = (
     (

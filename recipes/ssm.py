@@ -12,7 +12,7 @@ import numpy as np
 
 from kiln.ir.dtypes import BF16, F16, F32, I32
 from kiln.ir.spec import Attr, Contract, DTypeVar, Op, Scalar, Ship, Tensor
-from kiln.recipes.gdn_chunk import BOUNDS, sequences
+from kiln.recipes.gdn_chunk import BOUNDS, COVERED, sequences
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -142,7 +142,7 @@ FORWARD = Op(
     attrs=(ACTIVATION,),
     rows="T",
     width="C",
-    constraints=LIMITS,
+    constraints=(*LIMITS, COVERED),
     contract=ENVELOPE,
     ship=_ships(BF16, F32),
     doc="A causal convolution over the channels of sequences of any lengths; the states end as the last "

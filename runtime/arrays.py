@@ -166,7 +166,14 @@ def _torch(x: Any) -> View:
         where = CPU
     else:
         raise ContractError(f"found a tensor on device {x.device}, expected cpu or cuda; move it there.")
-    return View(x.data_ptr(), tuple(x.shape), x.stride(), name, where, False, x)
+    try:
+        return View(x.data_ptr(), tuple(x.shape), x.stride(), name, where, False, x)
+    except RuntimeError as e:
+        # Sparse, nested, or inside of a transformation such as vmap.
+        raise ContractError(
+            f"found a tensor without plain memory ({str(e).partition(chr(10))[0]}), expected a dense one; "
+            "convert it, or call outside of transformations."
+        ) from None
 
 
 def _cuda_interface(x: Any) -> View:

@@ -122,8 +122,19 @@ class Binder:
             if why is not None:
                 raise ContractError(f"{self.name}: {sentence} ({why}).")
         outputs = self._outputs(env, writes, geometry, lead)
-        sizes = [env.dims.get(d) for d in (self.sig.rows, self.sig.width)]
-        return Bound(env, geometry, outputs, 0 in sizes)
+        none = next((d for d in (self.sig.rows, self.sig.width) if env.dims.get(d) == 0), None)
+        if none is not None:
+            self._check_unwritten(geometry, none)
+        return Bound(env, geometry, outputs, none is not None)
+
+    def _check_unwritten(self, geometry: list[Geometry | None], none: str) -> None:
+        """Nothing is launched where there are no rows or no columns: no output may be left as it was made."""
+        for t, g in zip(self.tensors, geometry, strict=True):
+            if t.role == "out" and g is not None and 0 not in g.shape:
+                raise ContractError(
+                    f"{self.name}: {none} is 0 and nothing would be computed, but the output {t.name} has "
+                    f"shape {g.shape}; leave the call out."
+                )
 
     def _presence(self, reads: Sequence[View | None], writes: Sequence[View | None]) -> None:
         for t, r, w in zip(self.tensors, reads, writes, strict=True):
@@ -364,7 +375,10 @@ def _address(v: View | None) -> int:
 
 
 def _overlaps_itself(g: Geometry) -> bool:
-    """Whether rows share elements: neither a row nor a column ends before the next one begins."""
+    """Whether elements share memory: one step of them is 0, or neither a row nor a column ends before the
+    next one begins."""
+    if (g.rows > 1 and g.row == 0) or (g.width > 1 and g.col == 0):
+        return True
     by_rows = g.rows <= 1 or g.row > (g.width - 1) * g.col
     by_columns = g.width <= 1 or g.col > (g.rows - 1) * g.row
     return not (by_rows or by_columns)

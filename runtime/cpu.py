@@ -8,6 +8,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kiln.runtime.arrays import CPU, aligned_bytes, is_torch, torch_maker
@@ -223,10 +224,14 @@ class CpuLauncher(PlainLauncher):
         pool = self._device.pool()
         if pool is None:
             return self._call(where, 0, total)
-        futures: list[Future[int]] = [
-            pool.submit(self._call, where, a, b) for a, b in itertools.pairwise(bounds[1:])
-        ]
-        codes = [self._call(where, 0, bounds[1])] + [f.result() for f in futures]
+        futures: list[Future[int]] = []
+        try:
+            for a, b in itertools.pairwise(bounds[1:]):
+                futures.append(pool.submit(self._call, where, a, b))
+            codes = [self._call(where, 0, bounds[1])] + [f.result() for f in futures]
+        except BaseException:
+            _finish(futures)
+            raise
         # The first faulty row, whatever the number of threads.
         return min((c for c in codes if c), default=0)
 
@@ -250,6 +255,16 @@ class CpuLauncher(PlainLauncher):
             f"{k.op}: row {code - 1} holds an index that is out of range; pass indices inside the "
             "array they select from."
         )
+
+
+def _finish(futures: "list[Future[int]]") -> None:
+    """Return when nothing of a call runs any more, however often this is interrupted: what runs uses its
+    parameters and the caller's arrays, which go when an interruption has left the call."""
+    for future in futures:
+        future.cancel()
+        while not future.done():
+            with suppress(KeyboardInterrupt):
+                future.exception()
 
 
 def _started(threads: int) -> "ThreadPoolExecutor | None":

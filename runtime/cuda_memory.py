@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kiln.runtime.arrays import View, contiguous
+from kiln.runtime.driver import default_is_per_thread
 from kiln.runtime.dtypes import DTYPES
 from kiln.runtime.errors import DriverError, UnavailableError
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 _CAPTURE_IMPLICIT = 906
 """Asking about the legacy stream while another one is being captured."""
+PER_THREAD = 2
+"""The handle CU_STREAM_PER_THREAD."""
 
 
 class CudaMemory:
@@ -77,6 +80,14 @@ class CudaMemory:
     def synchronize(self, stream: int) -> None:
         """See Memory."""
         self._call("cuStreamSynchronize", stream)
+
+    def check_shared(self, stream: int) -> None:
+        """See Memory."""
+        if stream == PER_THREAD or (stream == 0 and default_is_per_thread()):
+            raise UnavailableError(
+                f"found stream {stream}, which is another one in each thread; scratch is handed on along one "
+                "stream: make one and pass it."
+            )
 
 
 class DeviceArray:

@@ -75,9 +75,13 @@ class Driver:
         )
 
 
+def default_is_per_thread() -> bool:
+    """Whether the bindings launch on a default stream per thread, by functions of other names."""
+    return os.environ.get(_PER_THREAD, "0") != "0"
+
+
 def _launch_address() -> int | None:
-    if os.environ.get(_PER_THREAD, "0") != "0":
-        # The bindings then launch on a default stream per thread, by functions of other names.
+    if default_is_per_thread():
         return None
     try:
         found = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx, ctypes.c_void_p).value

@@ -285,7 +285,7 @@ class Operation(ShortWay):
         self._host.check_open()
         given = self._arguments.sort(operands, named, out)
         reads, writes = self._views(given)
-        for v in reads:
+        for v in (*reads, *writes):
             if v is not None and not v[0] and 0 not in v[1]:
                 raise ContractError(f"{self.name}: an operand has a null address; pass an array with memory.")
         example = _example(given)

@@ -69,6 +69,10 @@ class Memory(Protocol):
     def synchronize(self, stream: int) -> None:
         """Wait for the work queued on the stream."""
 
+    def check_shared(self, stream: int) -> None:
+        """Refuse (UnavailableError) a handle that is another stream in each thread: its blocks would pass
+        between streams that know nothing of each other's order."""
+
 
 class Block(NamedTuple):
     """Memory of one stream.
@@ -146,9 +150,12 @@ class BlockPool:
             label: who asks, as messages call it.
 
         Raises:
-            UnavailableError: the stream is being captured, or its memory is the caller's.
+            UnavailableError: the stream is being captured or each thread's own, or its memory is the
+                caller's.
             DriverError: there is no more memory.
         """
+        if self.policy.pool:
+            self._memory.check_shared(stream)
         with self._lock:
             have = self._outgrown(stream)
             if stream in self._given:
@@ -199,7 +206,9 @@ class BlockPool:
 
         Raises:
             ContractError: it does not start at a multiple of 256.
+            UnavailableError: the stream is each thread's own.
         """
+        self._memory.check_shared(stream)
         if address % ALIGN or not address:
             raise ContractError(f"found {self.kind} at {address:#x}, expected a multiple of {ALIGN}.")
         with self._lock:
@@ -363,6 +372,9 @@ class HostMemory:
 
     def synchronize(self, stream: int) -> None:
         """Nothing is ever queued."""
+
+    def check_shared(self, stream: int) -> None:
+        """See Memory."""
 
 
 def laid_out(sizes: list[int]) -> tuple[list[int], int]:

@@ -179,7 +179,8 @@ class ShortWay(ABC):
             if low & 255:
                 key = (key, *[p & -p & 255 for p in pointers])
             entry = entries.get(key)
-        except (ContractError, TypeError):
+        except (ContractError, TypeError, RuntimeError):
+            # The last is torch's, of tensors that have no plain memory.
             return self._long(operands, named, out, stream, UNKNOWN)
         if entry is None:
             return self._long(operands, named, out, stream, Miss(form, key, arrays))

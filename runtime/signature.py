@@ -22,20 +22,32 @@ PublicKey = bytes | str | os.PathLike[str]
 """32 raw bytes, "ed25519:<64 hex digits>", or the path of a file that holds one of these or PEM."""
 
 MAX_KEY_BYTES = 1 << 14
+_P = 2**255 - 19
+_EIGHTH = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_WEAK = frozenset((0, 1, _P - 1, _EIGHTH, _P - _EIGHTH))
+"""y of the eight points of small order."""
 
 
 def public_key(key: PublicKey) -> bytes:
     """The 32 bytes of a public key.
 
     Raises:
-        ContractError: nothing that is an Ed25519 public key.
+        ContractError: nothing that is an Ed25519 public key, or one that binds nobody.
         UnavailableError: no such file, or `cryptography` is needed for PEM and not installed.
     """
     if isinstance(key, str) and key.startswith(PREFIX):
-        return _from_hex(key)
-    if isinstance(key, bytes):
-        return _from_bytes(key, "the key")
-    return _from_bytes(read_key(key), f"{os.fspath(key)}")
+        raw = _from_hex(key)
+    elif isinstance(key, bytes):
+        raw = _from_bytes(key, "the key")
+    else:
+        raw = _from_bytes(read_key(key), f"{os.fspath(key)}")
+    y = int.from_bytes(raw, "little") % 2**255
+    # OpenSSL takes them. For a point of small order, zeros among them, anybody can make signatures.
+    if y >= _P or y in _WEAK:
+        raise ContractError(
+            f"{fingerprint(raw)} is no key that belongs to a private one; give the public key of the signer."
+        )
+    return raw
 
 
 def read_key(path: str | os.PathLike[str]) -> bytes:

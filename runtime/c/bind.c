@@ -262,10 +262,11 @@ static kiln_code one_geometry(const binding *n, const tensor_operand *t, const v
   return code != KILN_OK ? code : check_layout(n, t, g);
 }
 
-/* Whether rows share elements: neither a row nor a column ends before the next one begins. */
+/* Whether elements share memory: one step of them is 0, or neither a row nor a column ends before the next one begins. */
 static bool overlaps_itself(const geometry *g) {
   int64_t rows = kiln_geometry_rows(g), width = kiln_geometry_width(g);
   if (rows == 0 || width == 0) return false;
+  if ((rows > 1 && g->row == 0) || (width > 1 && g->col == 0)) return true;
   bool by_rows = rows <= 1 || g->row > (width - 1) * g->col;
   bool by_columns = width <= 1 || g->col > (rows - 1) * g->row;
   return !by_rows && !by_columns;
@@ -452,6 +453,23 @@ static bool make_room(binding *n, const attr_value *attrs, work *w) {
   return b->dims && b->known && b->geometry && b->dtypes && b->pointers && b->missing && n->source;
 }
 
+/* Nothing is launched where there are no rows or no columns: no output may be left as it was made. */
+static kiln_code check_unwritten(const binding *n, const char *none) {
+  for (uint32_t i = 0; i < n->sig->tensor_count; i++) {
+    const geometry *g = &n->b->geometry[i];
+    bool written = n->sig->tensors[i].role == ROLE_OUT && g->given;
+    for (uint32_t axis = 0; axis < g->rank; axis++) written = written && g->shape[axis] != 0;
+    if (!written) continue;
+    sink m = kiln_message(n->error);
+    kiln_put(&m, "%s: %s is 0 and nothing would be computed, but the output %s has shape ", n->sig->name, none,
+             n->sig->tensors[i].name);
+    put_ints(&m, g->shape, (int32_t)g->rank);
+    kiln_put(&m, "; leave the call out.");
+    return kiln_fail_put(n->error, KILN_CONTRACT, &m);
+  }
+  return KILN_OK;
+}
+
 static bool is_zero(const bound *b, const char *dim) {
   for (uint32_t i = 0; i < b->sig->dim_count; i++)
     if (strcmp(b->sig->dims[i], dim) == 0) return b->known[i] && b->dims[i] == 0;
@@ -473,9 +491,10 @@ kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writ
   if (code == KILN_OK) code = constraints(&n);
   if (code == KILN_OK) code = outputs(&n);
   if (code != KILN_OK) return code;
-  n.b->empty = is_zero(n.b, op->sig->rows) || is_zero(n.b, op->sig->width);
+  const char *none = is_zero(n.b, op->sig->rows) ? op->sig->rows : is_zero(n.b, op->sig->width) ? op->sig->width : NULL;
+  n.b->empty = none != NULL;
   *out = n.b;
-  return KILN_OK;
+  return none != NULL ? check_unwritten(&n, none) : KILN_OK;
 }
 
 view kiln_flat_view(const view *v, const geometry *g) {

@@ -104,7 +104,10 @@ static kiln_code checked(void *handle, const char *name, kiln_error *error) {
 kiln_code kiln_load_object(const uint8_t *data, size_t bytes, const char *name, void **handle, kiln_error *error) {
   kiln_code code = load_from_memory(data, bytes, name, handle, error);
   if (code == KILN_DECLINED) code = load_from_folder(data, bytes, name, handle, error);
-  return code == KILN_OK ? checked(*handle, name, error) : code;
+  if (code != KILN_OK) return code;
+  code = checked(*handle, name, error);
+  if (code != KILN_OK) dlclose(*handle); /* nobody else knows of it */
+  return code;
 }
 
 kiln_code kiln_object_entry(void *handle, const manifest_kernel *k, void **function, kiln_error *error) {

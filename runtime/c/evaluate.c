@@ -104,9 +104,13 @@ static int64_t floordiv(int64_t a, int64_t b) {
 static trouble divided(expr_head head, int64_t a, int64_t b, int64_t *out) {
   if (b == 0) return ZERO;
   if (a == INT64_MIN) return TOO_BIG; /* -a and a / -1 do not exist */
-  int64_t quotient = head == X_FLOORDIV || head == X_MOD ? floordiv(a, b) : -floordiv(-a, b);
+  if (head == X_MOD) {
+    int64_t rest = a % b;
+    *out = rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+    return FINE;
+  }
+  int64_t quotient = head == X_FLOORDIV ? floordiv(a, b) : -floordiv(-a, b);
   if (head == X_FLOORDIV || head == X_CDIV) *out = quotient;
-  else if (head == X_MOD) *out = a - quotient * b;
   else if (__builtin_mul_overflow(quotient, b, out)) return TOO_BIG;
   return FINE;
 }

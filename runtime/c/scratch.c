@@ -10,7 +10,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
-enum { GRAIN = 2 << 20 };
+enum { GRAIN = 2 << 20, STREAM_PER_THREAD = 2 /* CU_STREAM_PER_THREAD */ };
 
 bool kiln_pool_try_take(scratch_pool *p) { return !atomic_exchange_explicit(&p->busy, true, memory_order_acquire); }
 void kiln_pool_put_back(scratch_pool *p) { atomic_store_explicit(&p->busy, false, memory_order_release); }
@@ -104,6 +104,11 @@ kiln_code kiln_pool_grow(kiln_library *library, scratch_pool *p, size_t bytes, k
 /* ---- pools ---- */
 
 kiln_code kiln_pool_add(kiln_library *library, context *c, kiln_stream stream, bool zeroed, scratch_pool **out, kiln_error *error) {
+  /* One handle, but another stream in each thread: its block would pass between streams that know nothing of each other's order. */
+  if ((uintptr_t)stream == STREAM_PER_THREAD)
+    return kiln_fail(error, KILN_UNAVAILABLE,
+                     "found stream %d, which is another one in each thread; scratch is handed on along one stream: make one and "
+                     "pass it.", STREAM_PER_THREAD);
   scratch_pool *p = calloc(1, sizeof *p);
   if (p == NULL) return kiln_fail(error, KILN_MEMORY, "the system has no memory left; free some.");
   p->context = c;

@@ -3,6 +3,8 @@
 
 #include <sched.h>
 
+static const size_t MOST_BYTES = (size_t)1 << 48; /* a kernel asks for fewer, and blocks are rounded up */
+
 /* With the pool taken and its context current. */
 static kiln_code set_buffer(kiln_library *library, scratch_pool *p, void *buffer, size_t bytes, kiln_error *error) {
   p->pinned = p->pinned || kiln_is_sealed(library);
@@ -59,6 +61,8 @@ static kiln_code set(kiln_library *library, kiln_stream stream, bool zeroed, voi
   if (code != KILN_OK) return code;
   if ((uintptr_t)buffer % SCRATCH_ALIGN != 0)
     return kiln_fail(error, KILN_CONTRACT, "the scratch buffer is not aligned to %d bytes; pass one that is.", SCRATCH_ALIGN);
+  if (bytes >= MOST_BYTES)
+    return kiln_fail(error, KILN_CONTRACT, "found %zu bytes of scratch, expected fewer than 2^48.", bytes);
   if (library->kind == DEVICE_CPU) {
     if (stream == NULL && buffer == NULL) return add_on_cpu(library, zeroed, bytes, error);
     return kiln_fail(error, KILN_CONTRACT, "on the CPU, scratch has no stream or buffer; pass NULL.");

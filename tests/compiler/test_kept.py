@@ -236,6 +236,26 @@ def test_a_folder_that_others_may_have_filled_is_not_used(tmp_path: Path, here: 
     assert len(ran(out, here, log, targets=("sm_80",))) == 3
 
 
+@pytest.mark.parametrize("unsafe", ["mode", "link"])
+def test_a_folder_that_came_while_jobs_ran_is_not_used(tmp_path: Path, unsafe: str) -> None:
+    """Minutes lie between the first look at the folder and the first result."""
+    job, built = Job("sm_80", "doubled", "generic", "0" * 64, "module:run"), Built(({"op": "doubled"},), {})
+    theirs = Kept(tmp_path / "theirs")
+    theirs.keep(job, built)
+    kept, saved = Kept(tmp_path / "tree"), Kept(tmp_path / "tree")
+    if unsafe == "link":
+        kept.path.symlink_to(theirs.path)
+    else:
+        theirs.path.rename(kept.path)
+        kept.path.chmod(0o777)
+    before = snapshot(tmp_path)
+    assert kept.get(job) is None
+    kept.keep(replace(job, op="other"), built)
+    assert "remove it" in kept.why
+    saved.settle("sm_80", None, ())
+    assert snapshot(tmp_path) == before
+
+
 def test_no_space_to_keep_fails_no_build(tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     out, log = tmp_path / "tree", tmp_path / "log"
     real = Path.write_bytes

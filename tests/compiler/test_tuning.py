@@ -46,6 +46,18 @@ def test_a_database_reads_back() -> None:
     assert database_bytes(parse_database(data, "db")) == data
 
 
+@pytest.mark.parametrize("us", [float("nan"), float("inf"), 1e13, 10**400, 0, -1], ids=lambda us: str(us)[:6])
+def test_a_time_that_is_none_is_refused(us: float) -> None:
+    value = run_json(RUNS[0])
+    for times in ([us, 0.1], [12.5, us]):
+        value["rows"][0]["times"]["a"] = times
+        if times == [12.5, 0]:
+            assert parse_run(value, "samples").rows[0].times["a"] == Time(12.5, 0.0)
+            continue
+        with pytest.raises(SchemaError, match=r"samples at /rows/0/times/a: .*of finite numbers"):
+            parse_run(value, "samples")
+
+
 def test_the_order_of_acceptance_never_shows() -> None:
     empty = Database("matmul_bt", "sm_90a")
     found = set()

@@ -183,6 +183,14 @@ MISUSE: dict[str, tuple[Call, str]] = {
         lambda lib: lib.negate(X, out=np.lib.stride_tricks.as_strided(rows(40), (4, 6), (4, 4))),
         "rows of the output out overlap each other",
     ),
+    "one row for all": (
+        lambda lib: lib.negate(X, out=np.lib.stride_tricks.as_strided(rows(6), (4, 6), (0, 4))),
+        "rows of the output out overlap each other",
+    ),
+    "one row for all, in place": (
+        lambda lib: lib.accumulate(X, np.lib.stride_tricks.as_strided(rows(6), (4, 6), (0, 4))),
+        "rows of the output sum overlap each other",
+    ),
     "written side of other strides": (
         lambda lib: lib.accumulate(X, Y.copy(), out=rows(4, 8)[:, :6]),
         "expected the same layout",

@@ -1,7 +1,10 @@
 """Loading shared objects from memory."""
 
 import os
+import threading
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,3 +87,37 @@ def test_missing_entry(tree: Path) -> None:
 def test_threads_argument(tree: Path) -> None:
     with pytest.raises(kiln.ContractError, match="threads=0"):
         kiln.load(tree, threads=0)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interruption_leaves_nothing_running(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """What runs in other threads uses the call's parameters, and writes the caller's arrays: both go then."""
+    monkeypatch.setattr(cpu, "MIN_WORK", 1)
+    started, left, running = threading.Barrier(2), threading.Event(), threading.Semaphore(0)
+    interruptions = iter(range(times - 1))
+    real_call, real_wait = cpu.CpuLauncher._call, Future.exception
+
+    def call(self: Any, where: Any, begin: int, end: int) -> int:
+        if begin == 0:
+            started.wait(10)
+            raise KeyboardInterrupt
+        started.wait(10)
+        left.wait(0.2)
+        assert real_call(self, where, begin, end) == 0
+        running.release()
+        return 0
+
+    def wait(self: Any, timeout: float | None = None) -> Any:
+        for _ in interruptions:
+            raise KeyboardInterrupt
+        return real_wait(self, timeout)
+
+    monkeypatch.setattr(cpu.CpuLauncher, "_call", call)
+    monkeypatch.setattr(Future, "exception", wait)
+    with kiln.load(tree, threads=2) as library:
+        with pytest.raises(KeyboardInterrupt):
+            library.negate(np.ones((2, 3), np.float32))
+        assert running.acquire(blocking=False), "a thread still runs"
+        left.set()

@@ -345,6 +345,29 @@ def test_the_callers_buffer_serves_a_plan(twice: Path) -> None:
     assert driver.allocated == {}
 
 
+def test_a_stream_that_is_each_threads_own_has_no_scratch(
+    twice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One handle, but a block would pass from one thread's stream to another's."""
+    driver = FakeDriver()
+    lib = on(twice, driver)
+    buffer = View(1 << 30, (768,), (1,), "u8", 0, False, None)
+    why = "found stream {}, which is another one in each thread; scratch is handed on along one stream"
+    with pytest.raises(UnavailableError, match=why.format(2)):
+        lib.twice(X, out=OUT, stream=2)
+    with pytest.raises(UnavailableError, match=why.format(2)):
+        lib.set_scratch(buffer, stream=2)
+    with pytest.raises(UnavailableError, match=why.format(2)):
+        lib.twice.reserve(X, out=OUT, stream=2)
+    assert driver.allocated == {}
+    lib.negate(X, out=OUT, variant="a", stream=0)
+    monkeypatch.setenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
+    with pytest.raises(UnavailableError, match=why.format(0)):
+        lib.twice.reserve(CudaArray((20000, 32)), out=CudaArray((20000, 32), 1 << 28), stream=0)
+    apart = on(twice, FakeDriver(), ScratchPolicy(pool=False))
+    apart.twice(X, out=OUT, stream=2)
+
+
 BUFFERS = {
     "CPU": np.zeros(768, np.uint8),
     "strided": View(1 << 30, (768,), (2,), "u8", 0, False, None),

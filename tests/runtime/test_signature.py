@@ -63,6 +63,38 @@ def test_a_signed_tree_loads_with_every_form_of_the_key(signed: Path, tmp_path: 
         assert (fault.file, "is not signed by" in fault.why) == ("INDEX.json.sig", True)
 
 
+WEAK = {
+    "zeros": bytes(32),
+    "one": (1).to_bytes(32, "little"),
+    "p - 1": (2**255 - 20).to_bytes(32, "little"),
+    "an eighth": bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),
+    "its negative": bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85"),
+    "the other one": bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"),
+    "its other spelling": (2**255 - 18).to_bytes(32, "little"),
+    "no one encoding": (2**255 - 16).to_bytes(32, "little"),
+}
+"""Keys for which OpenSSL accepts what anybody can make, and one that is another's second spelling."""
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_a_key_that_binds_nobody_is_refused(signed: Path, name: str) -> None:
+    """As libkiln refuses it: R = 1 and S = 0 fit one index of eight under any of the small ones."""
+    (signed / "INDEX.json.sig").write_bytes(bytes([1]) + bytes(63))
+    for key in (WEAK[name], fingerprint(WEAK[name])):
+        with pytest.raises(ContractError, match="is no key that belongs to a private one"):
+            kiln.load(signed, key=key)
+        with pytest.raises(ContractError, match="is no key that belongs to a private one"):
+            public_key(key)
+
+
+def test_openssl_accepts_what_anybody_makes_for_a_weak_key() -> None:
+    """Why the keys are looked at: nobody's private key was needed."""
+    data, made = b"an index", bytes([1]) + bytes(63)
+    check_signature(data, made, (1).to_bytes(32, "little"), "INDEX.json")
+    with pytest.raises(IntegrityError):
+        check_signature(data, made, public_raw(), "INDEX.json")
+
+
 def test_without_a_key_a_signature_is_only_accounted_for(signed: Path) -> None:
     with kiln.load(signed) as lib:
         assert lib.roots[0].signed_by is None

@@ -87,3 +87,25 @@ def test_in_place(lib: kiln.Library) -> None:
         assert out.shape == x.shape
     with pytest.raises(ContractError, match="overlaps"):
         lib.fused_add_rms_norm(residual[1:], weight, residual[:3])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+def test_tensors_without_plain_memory_are_refused_by_name(lib: kiln.Library) -> None:
+    x, weight = made(3, 128), made(128)
+    lib.rms_norm(x, weight)
+    for _ in range(2):
+        for bad in (x.to_sparse(), x.to_sparse_csr()):
+            with pytest.raises(ContractError, match="rms_norm: x: found a tensor without plain memory"):
+                lib.rms_norm(bad, weight)
+        with pytest.raises(ContractError, match="call outside of transformations"):
+            torch.vmap(lambda row: lib.rms_norm(row, weight))(made(2, 3, 128))
+        assert lib.rms_norm(x, weight).shape == x.shape
+
+
+def test_a_tensor_whose_storage_was_freed_is_refused(lib: kiln.Library) -> None:
+    x, weight, out = made(3, 128), made(128), made(3, 128)
+    lib.rms_norm(x, weight, out=out)
+    lib.rms_norm(x, weight, out=out)
+    out.untyped_storage().resize_(0)
+    with pytest.raises(ContractError, match="an operand has a null address"):
+        lib.rms_norm(x, weight, out=out)

@@ -206,8 +206,8 @@ typedef struct {
 KILN_API kiln_code kiln_outputs(const kiln_op *op, const kiln_argument *arguments, size_t count, kiln_output *outputs, size_t most,
                                 size_t *found, kiln_error *error);
 /* Checks, selects and launches (CUDA) or runs (CPU). Every output must be given. The first call of a shape decides, later ones
- * find the decision. Zero rows or an empty grid: nothing is launched, and that is fine. On the CPU, rows other than one with a bad
- * index may have been written when KILN_CONTRACT tells of it. */
+ * find the decision. Zero rows or an empty grid: nothing is launched, and that is fine, unless an output would have elements all the
+ * same. On the CPU, rows other than one with a bad index may have been written when KILN_CONTRACT tells of it. */
 KILN_API kiln_code kiln_run(const kiln_op *op, const kiln_argument *arguments, size_t count, const kiln_choice *choice,
                             kiln_stream stream, kiln_error *error);
 /* Which candidates there are, in order, and why each is passed over, as text with a final newline and zero; `*needed`, if not
@@ -241,8 +241,9 @@ KILN_API kiln_code kiln_prepare(kiln_library *library, const char *const *names,
  * on one stream from several threads take turns. */
 KILN_API void kiln_seal(kiln_library *library);
 /* Scratch of a stream: a buffer of the caller's on the device, or, where `buffer` is NULL, the library's own, grown to `bytes`
- * now. Never freed while a graph may use it: only kiln_close gives it back. On the CPU `stream` is NULL, `buffer` must be NULL,
- * and one block is added for one more call at a time. */
+ * now. Never freed while a graph may use it: only kiln_close gives it back. CU_STREAM_PER_THREAD has none: calls that need scratch
+ * take a stream of one's own. On the CPU `stream` is NULL, `buffer` must be NULL, and one block is added for one more call at a
+ * time. */
 KILN_API kiln_code kiln_set_scratch(kiln_library *library, kiln_stream stream, void *buffer, size_t bytes, kiln_error *error);
 /* The same for scratch that kernels find all zeros and leave so, the largest kiln_zeroed_bytes of it: the library's own is filled
  * with zeros when it is allocated. The caller fills a buffer of its own with zeros once, before the first launch; nothing but
