@@ -13,6 +13,8 @@ STAMP := $(VENV)/stamp-$(KEY)
 EDITABLE := $(VENV)/editable-$(KEY)
 PIP := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check
 JOBS ?=
+# Of the tests; each takes up to 1 GB. WORKERS=0 runs them in one process, for a debugger.
+WORKERS ?= auto
 
 help:
 	@echo "make env      the pinned toolchain and test tools in .venv (about 2.3 GB)"
@@ -44,7 +46,7 @@ native: env
 	$(BIN)/python -m kiln.tools.native
 
 test: env
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(PYTEST)
 
 lint: env
 	$(BIN)/ruff check .
