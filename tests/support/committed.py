@@ -27,7 +27,7 @@ def build_from(
     """Build ops of catalogs at `out`; kernels whose inputs are those of a kernel of `tree` are its.
 
     An inputs digest stands for all that makes an artifact's bytes, the compiler's sources and the versions of
-    its tools included, and `kiln check --rebuild` holds the committed tree to it. What has changed is compiled.
+    its tools included, and `kiln check --rebuild` holds the committed tree to it. The rest is compiled.
     """
     wanted, kept = list(ops), Kept(out)
     for plan in plan_targets(catalogs, load_catalogs(tuple(catalogs)), targets, backends, wanted):
