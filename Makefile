@@ -13,12 +13,15 @@ STAMP := $(VENV)/stamp-$(KEY)
 EDITABLE := $(VENV)/editable-$(KEY)
 PIP := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check
 JOBS ?=
+# Processes of the tests; 0 runs them in make's own terminal, for a debugger. PYTEST: more options for them.
+WORKERS ?= auto
+PYTEST ?=
 
 help:
 	@echo "make env      the pinned toolchain and test tools in .venv (about 2.3 GB)"
 	@echo "make build    env, then the whole catalog for every target into aot_artifacts (incremental)"
 	@echo "make native   env, then the C extension of runtime/native for every machine (committed; needed after a change of it)"
-	@echo "make test     env, then the test suite"
+	@echo "make test     env, then the test suite, on every core (WORKERS=0: in one process)"
 	@echo "make lint     env, then ruff and mypy"
 	@echo "make check    env, then kiln check: do sources, toolchain, manifests and artifacts agree"
 	@echo "make lock     resolve requirements.lock anew (needs uv)"
@@ -44,7 +47,7 @@ native: env
 	$(BIN)/python -m kiln.tools.native
 
 test: env
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(PYTEST)
 
 lint: env
 	$(BIN)/ruff check .

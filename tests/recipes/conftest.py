@@ -4,11 +4,7 @@ the runtime.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from multiprocessing import get_context
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,17 +13,15 @@ import pytest
 
 from kiln.backends.cpu.backend import CpuBackend
 from kiln.compiler.catalog import load_catalogs
-from kiln.compiler.pipeline import build
-from kiln.compiler.target import TARGETS
 from kiln.ir.dtypes import DType
 from kiln.ir.interpret import run
 from kiln.ir.spec import Op
 from kiln.runtime.load import Library, load
-from kiln.runtime.targets import cpu_features, cpu_target, missing_features
+from kiln.runtime.targets import cpu_target
+from kiln.tests.support.committed import build_from
 from kiln.tests.support.numbers import Array
 
 CATALOG = "kiln.recipes"
-TARGET = cpu_target()
 OPS = load_catalogs((CATALOG,))
 ROW_OPS = {name: op for name, op in OPS.items() if op.body is not None}
 
@@ -83,39 +77,11 @@ def outputs(op: Op, arrays: Mapping[str, Any], dtypes: Mapping[str, DType]) -> A
     return tuple(made) if len(made) > 1 else made[0]
 
 
-def best_tier() -> str:
-    """The highest ISA tier that this machine runs."""
-    features = cpu_features()
-    return [t.name for t in TARGETS[TARGET].tiers if not missing_features(TARGET, t.features, features)][-1]
-
-
-def one_tier(path: list[str], name: str) -> None:
-    """Compile for one ISA tier alone: a third of the time. Called in workers too."""
-    sys.path[:] = path
-    target = TARGETS[TARGET]
-    TARGETS[TARGET] = replace(target, tiers=tuple(t for t in target.tiers if t.name == name))
-
-
-def build_one_tier(out: Path, ops: Iterable[str]) -> None:
-    """The tree of some ops, compiled for the best ISA tier of this machine."""
-    whole = TARGETS[TARGET]
-    arguments = (list(sys.path), best_tier())
-    workers = ProcessPoolExecutor(
-        2, mp_context=get_context("spawn"), initializer=one_tier, initargs=arguments
-    )
-    try:
-        one_tier(*arguments)
-        build([CATALOG], [TARGET], out, backends=[CpuBackend()], ops=list(ops), executor=workers)
-    finally:
-        TARGETS[TARGET] = whole
-        workers.shutdown()
-
-
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
-    """Every expressible op and recipe of the catalog, compiled for the best ISA tier of this machine."""
+    """Every expressible op and recipe of the catalog, for this machine."""
     out: Path = tmp_path_factory.mktemp("recipes") / "tree"
-    build_one_tier(out, ROW_OPS)
+    build_from(out, [cpu_target()], ROW_OPS, [CpuBackend()])
     with load(out, "cpu") as made:
         yield made
 

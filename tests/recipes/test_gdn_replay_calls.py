@@ -8,13 +8,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.recipes.gdn_replay import REPLAY_DECODE
 from kiln.runtime.errors import ContractError, KilnError
 from kiln.runtime.load import Library, load
+from kiln.runtime.targets import cpu_target
 from kiln.tests.arrays import i32
 from kiln.tests.backends.gdn_replay import WRITTEN, Sizes, advanced, expected, filled, operands, same, token
 from kiln.tests.backends.gdn_step import distance
-from kiln.tests.recipes.conftest import build_one_tier
+from kiln.tests.support.committed import build_from
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -25,7 +27,7 @@ BF16 = ml_dtypes.bfloat16
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     out: Path = tmp_path_factory.mktemp("replay") / "tree"
-    build_one_tier(out, [REPLAY_DECODE.name])
+    build_from(out, [cpu_target()], [REPLAY_DECODE.name], [CpuBackend()])
     with load(out, "cpu") as made:
         yield made
 

@@ -11,13 +11,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.ir.spec import Op
 from kiln.recipes.gemm import MATMUL, MATMUL_BT, matmul_bt_in_order
 from kiln.runtime.errors import ContractError
 from kiln.runtime.load import Library, load
 from kiln.runtime.merged import merged
-from kiln.tests.recipes.conftest import build_one_tier
+from kiln.runtime.targets import cpu_target
 from kiln.tests.recipes.literals import literal
+from kiln.tests.support.committed import build_from
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Product: TypeAlias = Callable[..., Array]
@@ -31,7 +33,7 @@ DTYPES = [np.float32, np.float16, BF16]
 def products(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     """Both orientations for the best ISA tier of this machine."""
     out: Path = tmp_path_factory.mktemp("products") / "tree"
-    build_one_tier(out, ["matmul_bt", "matmul"])
+    build_from(out, [cpu_target()], ["matmul_bt", "matmul"], [CpuBackend()])
     with load(out, "cpu") as library:
         yield library
 

@@ -10,11 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.recipes.gemm import matmul_bt_in_order
 from kiln.recipes.gemm_batched import MATMUL_BT_BATCHED, MATMUL_BT_HEADS
 from kiln.runtime.errors import ContractError
 from kiln.runtime.load import Library, load
-from kiln.tests.recipes.conftest import build_one_tier
+from kiln.runtime.targets import cpu_target
+from kiln.tests.support.committed import build_from
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -26,7 +28,7 @@ SIZES = [(1, 1, 1, 1), (3, 5, 33, 70), (2, 65, 63, 31), (5, 1, 16, 0)]
 def batches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     """Both ops for the best ISA tier of this machine."""
     out: Path = tmp_path_factory.mktemp("batches") / "tree"
-    build_one_tier(out, [MATMUL_BT_BATCHED.name, MATMUL_BT_HEADS.name])
+    build_from(out, [cpu_target()], [MATMUL_BT_BATCHED.name, MATMUL_BT_HEADS.name], [CpuBackend()])
     with load(out, "cpu") as library:
         yield library
 

@@ -11,13 +11,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.ir.diagnostics import DeclarationError
 from kiln.recipes import gemm_fp8
 from kiln.recipes.gemm_fp8 import OPS, merged_alpha
 from kiln.runtime.errors import ContractError
 from kiln.runtime.load import Library, load
-from kiln.tests.recipes.conftest import Engine, build_one_tier
+from kiln.runtime.targets import cpu_target
+from kiln.tests.recipes.conftest import Engine
 from kiln.tests.recipes.literals import literal
+from kiln.tests.support.committed import build_from
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Run: TypeAlias = Callable[..., Array]
@@ -44,7 +47,7 @@ def f32(*values: Any) -> Array:
 def products(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     """The ops of the family for the best ISA tier of this machine."""
     out: Path = tmp_path_factory.mktemp("scaled") / "tree"
-    build_one_tier(out, [op.name for op in OPS])
+    build_from(out, [cpu_target()], [op.name for op in OPS], [CpuBackend()])
     with load(out, "cpu") as library:
         yield library
 

@@ -10,13 +10,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.ir.interpret import run
 from kiln.ir.spec import Ship
 from kiln.recipes.gemm import matmul_bt_in_order
 from kiln.recipes.linear import LINEAR, LINEAR_EPILOGUE
 from kiln.runtime.errors import ContractError, SelectionError
 from kiln.runtime.load import Library, load
-from kiln.tests.recipes.conftest import build_one_tier
+from kiln.runtime.targets import cpu_target
+from kiln.tests.support.committed import build_from
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -28,7 +30,7 @@ SIZES = [(1, 1, 1), (5, 33, 70), (17, 48, 0), (65, 16, 31)]
 def layers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     """`linear` for the best ISA tier of this machine; what its plan runs comes along."""
     out: Path = tmp_path_factory.mktemp("layers") / "tree"
-    build_one_tier(out, ["linear"])
+    build_from(out, [cpu_target()], ["linear"], [CpuBackend()])
     with load(out, "cpu") as library:
         yield library
 

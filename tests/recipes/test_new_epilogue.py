@@ -13,7 +13,6 @@ import pytest
 from kiln.backends.cpu.backend import CpuBackend
 from kiln.backends.cuda.backend import CudaBackend
 from kiln.compiler.catalog import Catalog
-from kiln.compiler.pipeline import build
 from kiln.ir.dtypes import BF16, F32
 from kiln.ir.interpret import run
 from kiln.ir.language import Value, call, tanh
@@ -22,6 +21,7 @@ from kiln.recipes.gemm import ENVELOPE, MATMUL_BT, WEIGHT, X, matmul_bt_in_order
 from kiln.runtime.load import load
 from kiln.runtime.targets import cpu_target
 from kiln.runtime.verify import verify_tree
+from kiln.tests.support.committed import build_from
 from kiln.tests.support.numbers import BF16 as bf16_type
 from kiln.tools.interpreted import Judged, interpret_op, pool
 
@@ -74,7 +74,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The layer's tree; the ops of its composite come along."""
     out = tmp_path_factory.mktemp("layer") / "tree"
     backends = (CudaBackend(), CpuBackend())
-    build([OWN, __name__], ["sm_90a", CPU], out, backends=backends, ops=[LAYER.name], jobs=2)
+    build_from(out, ["sm_90a", CPU], [LAYER.name], backends, (OWN, __name__))
     return out
 
 

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.runtime.delta_rule import (
     DecodeBatch,
     Eligibility,
@@ -25,8 +26,9 @@ from kiln.runtime.delta_rule import (
 from kiln.runtime.errors import ContractError
 from kiln.runtime.load import Library, load
 from kiln.runtime.projections import Heads, pack_ba, pack_qkvz
-from kiln.tests.recipes.conftest import build_one_tier
+from kiln.runtime.targets import cpu_target
 from kiln.tests.recipes.literals import literal
+from kiln.tests.support.committed import build_from
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -121,7 +123,7 @@ DECODE, NORM = "gated_delta_rule_packed_decode", "rms_norm_gated"
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     out: Path = tmp_path_factory.mktemp("layer") / "tree"
-    build_one_tier(out, [DECODE, NORM])
+    build_from(out, [cpu_target()], [DECODE, NORM], [CpuBackend()])
     with load(out, "cpu") as made:
         yield made
 

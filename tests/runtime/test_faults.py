@@ -145,7 +145,7 @@ def test_every_request_to_the_system(tree: Path, faults: Faults) -> None:
 
 
 def test_every_request_without_memory_files(
-    ops_so: bytes, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    ops_so: bytes, faults: Faults, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(name: str, flags: int) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -155,12 +155,11 @@ def test_every_request_without_memory_files(
     def load() -> None:
         cpu.load_object(ops_so, "ops.so")
 
-    folder = Path(tempfile.gettempdir())
-    before = set(folder.glob("kiln-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     told = each_failing(load, faults, [error])
     assert told == {"requests": 4, "UnavailableError": 3, "IntegrityError": 1}
-    assert set(folder.glob("kiln-*")) == before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_allocation(tree: Path, short_of_memory: Faults) -> None:

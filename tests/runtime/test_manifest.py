@@ -2,7 +2,6 @@
 
 import copy
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from random import Random
@@ -33,6 +32,7 @@ from kiln.tests.runtime.trees import (
     scalar,
     tensor,
 )
+from kiln.tests.support.cost import check_cost
 
 Json = Any
 DATA = b"not looked at here"
@@ -364,6 +364,5 @@ def test_random_damage_is_refused_or_harmless() -> None:
 def test_a_thousand_kernels_are_read_quickly() -> None:
     entries = [kernel("negate", f"v{i:04}", PARAMS["negate"], DATA) for i in range(1000)]
     document = canonical_json(manifest(entries))
-    start = time.process_time()
     assert len(parse_manifest(document).kernels) == 1000
-    assert time.process_time() - start < 2
+    check_cost(lambda: parse_manifest(document), 50)  # 5 where nothing else runs

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from kiln.runtime.errors import UnavailableError
 from kiln.runtime.manifest import canonical_json
 from kiln.runtime.verify import Fault, verify_tree
 from kiln.tests.cubins import CUDA_ARCHES, compiled
+from kiln.tests.support.cost import check_cost
 from kiln.tests.trees import C_SOURCE, Json, cpu_kernel, cuda_kernel, cuda_tree, manifest
 
 
@@ -251,7 +251,7 @@ def test_1600_cubins_are_verified_in_seconds(tmp_path: Path) -> None:
             total += len(made.data)
         put(tmp_path, target, manifest(target, kernels), files)
     seal(tmp_path)
-    began = time.process_time()
-    assert verify_tree(tmp_path) == []
     assert total > 8 << 20
-    assert time.process_time() - began < 4  # 0.8 s of one quiet CPU
+    faults: list[Fault] = []
+    check_cost(lambda: faults.extend(verify_tree(tmp_path)), 200)  # 40 where nothing else runs
+    assert faults == []

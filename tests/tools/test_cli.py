@@ -137,9 +137,10 @@ def test_an_interrupt_is_130(kiln: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 SLEEPER = """
-import sys, time
+import signal, sys, time
 from kiln.tools import cli, verify
-verify.run = lambda args: print("asleep", flush=True) or time.sleep(60)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
+verify.run = lambda args: print("asleep", flush=True) or time.sleep(600)
 sys.exit(cli.main(["verify"]))
 """
 

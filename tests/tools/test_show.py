@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
+from kiln.backends.cuda.backend import CudaBackend
 from kiln.runtime.targets import cpu_target
+from kiln.tests.support.committed import build_from
 from kiln.tests.tools.conftest import Run, RunJson
-from kiln.tools.cli import main
 
 CPU = cpu_target()
 
@@ -18,13 +20,7 @@ CPU = cpu_target()
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An op and a recipe, for a GPU and for this CPU."""
     out = tmp_path_factory.mktemp("show") / "tree"
-    targets = ("--target", CPU, "--target", "sm_90a")
-    assert (
-        main(
-            ["build", *targets, "--op", "mul", "--op", "silu_mul_quant_fp8", "--out", str(out), "--jobs", "2"]
-        )
-        == 0
-    )
+    build_from(out, [CPU, "sm_90a"], ["mul", "silu_mul_quant_fp8"], [CpuBackend(), CudaBackend()])
     return out
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kiln.backends.cuda.backend import CudaBackend
-from kiln.compiler.pipeline import build
 from kiln.runtime.arrays import View, described
 from kiln.runtime.errors import ContractError
 from kiln.runtime.load import Library, load
+from kiln.tests.support.committed import build_from
 
 TARGET = "sm_86"
 
@@ -22,7 +22,7 @@ TARGET = "sm_86"
 def products(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     """Every product of a target, on a device that is pretended."""
     out: Path = tmp_path_factory.mktemp("products") / "tree"
-    build(["kiln.recipes"], [TARGET], out, backends=[CudaBackend()], ops=["linear", "matmul"], jobs=2)
+    build_from(out, [TARGET], ["linear", "matmul"], [CudaBackend()])
     with load(out, TARGET) as library:
         yield library
 

@@ -79,7 +79,7 @@ def sanitized(tmp_path: Path, sanitizer: str) -> Path:
     probe = tmp_path / "probe.c"
     probe.write_text("int main(void) { return 0; }\n", encoding="ascii")
     out = tmp_path / "stress"
-    flags = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O1"]
+    flags = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O0"]
     if subprocess.run([gcc, *flags, probe, "-o", out], capture_output=True, check=False).returncode:
         pytest.skip(f"gcc has no {sanitizer} sanitizer here")
     sources = [*sorted(libkiln.SOURCES.glob("*.c")), HERE / "stress.c"]
@@ -122,7 +122,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 def test_a_sealed_library_decides_a_shape_once(fast: ctypes.CDLL, null: Path) -> None:
     """A call that asks for its variant by name is decided each time, and any other only the first time, also
-    if its shape came after sealing: 0.5 against 2.0 us."""
+    if its shape came after sealing: 1.7 against 3.0 us, ctypes included."""
 
     def cost(op: libkiln.Operation, prepared: Any, calls: int = 2000) -> float:
         items, count, choice, _ = prepared
@@ -139,7 +139,7 @@ def test_a_sealed_library_decides_a_shape_once(fast: ctypes.CDLL, null: Path) ->
         calls = [op.prepared((), norm(17), variant=variant), op.prepared((), norm(17))]
         # By turns, so that a machine that is slow for a while is so for both.
         decided, kept = (min(c) for c in zip(*([cost(op, p) for p in calls] for _ in range(25)), strict=True))
-        assert decided - kept > 0.4e-6, (decided, kept)
+        assert decided > 1.3 * kept, (decided, kept)
 
 
 def test_cost_of_a_bound_launch(fast: ctypes.CDLL, null: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kiln.runtime as kiln
+from kiln.backends.cuda.backend import CudaBackend
 from kiln.runtime.arrays import View, contiguous
 from kiln.runtime.cuda import CudaDevice
 from kiln.runtime.errors import ContractError, DriverError, SelectionError, TargetError, UnavailableError
@@ -22,29 +23,42 @@ from kiln.tests.runtime.c.fake import (
     part_of_tree,
     without_addresses_of_temporaries,
 )
+from kiln.tests.support.committed import build_from
 from kiln.tools.cases import arguments, views
 
 TREE = Path(__file__).parents[3] / "aot_artifacts"
 BASE = 1 << 40
 
 
+class Fake(FakeCuda):
+    """With a tree of the few ops that most tests call: loading the committed one takes 0.7 s."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.few = folder / "few"
+        ops = ("rms_norm", "layer_norm", "fused_add_rms_norm", "silu_mul_quant_fp8")
+        build_from(self.few, ["sm_90a"], ops, [CudaBackend()])
+
+
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> FakeCuda:
-    fake = FakeCuda(tmp_path_factory.mktemp("cuda"))
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Fake:
+    fake = Fake(tmp_path_factory.mktemp("cuda"))
     fake.know(TREE, parse_manifest((TREE / "sm_90a" / "MANIFEST.json").read_bytes()))
     return fake
 
 
 @pytest.fixture
-def fake(loaded: FakeCuda) -> Iterator[FakeCuda]:
+def fake(loaded: Fake) -> Iterator[Fake]:
     loaded.reset()
     yield loaded
     assert loaded.live() == (0, 0, 0)
     assert loaded.c.fake_depth() == 0
 
 
-def opened(c: ctypes.CDLL, fake: FakeCuda, device: str = "cuda", **options: Any) -> libkiln.Library:
-    return libkiln.Library(c, TREE, device, driver_path=fake.path, **options)
+def opened(
+    c: ctypes.CDLL, fake: Fake, device: str = "cuda", tree: Path | None = None, **options: Any
+) -> libkiln.Library:
+    return libkiln.Library(c, tree or fake.few, device, driver_path=fake.path, **options)
 
 
 def tensor(*shape: int, dtype: str = "bf16", at: int = BASE, device: int = 0) -> View:
@@ -66,7 +80,7 @@ def fp4(rows: int = 4) -> dict[str, Any]:
     }
 
 
-def test_same_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_same_launches(c: ctypes.CDLL, fake: Fake) -> None:
     """Every kernel and plan: entry, grid, block, shared memory, attributes, stream, each parameter."""
     manifest = parse_manifest((TREE / "sm_90a" / "MANIFEST.json").read_bytes())
     driver = RecordingDriver(manifest)
@@ -74,7 +88,7 @@ def test_same_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
     ran: set[tuple[str, str]] = set()
     with (
         kiln.load(TREE, CudaDevice(0, driver)) as python,
-        opened(c, fake) as library,
+        opened(c, fake, tree=TREE) as library,
     ):
         for case in cases(python, "sm_90a"):
             operation = python.operation("sm_90a", case.op)
@@ -96,7 +110,7 @@ def test_same_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
     assert len(ran) > 90
 
 
-def test_selects_and_refuses(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_selects_and_refuses(c: ctypes.CDLL, fake: Fake) -> None:
     with opened(c, fake) as library:
         assert library.rms_norm.explain(**norm()).startswith("rms_norm on cuda:0 (compute capability 9.0):")
         assert "cuDevicePrimaryCtxRetain" not in fake.names()
@@ -122,14 +136,14 @@ def test_selects_and_refuses(c: ctypes.CDLL, fake: FakeCuda) -> None:
     ],
 )
 def test_device_decides_the_target(
-    c: ctypes.CDLL, fake: FakeCuda, cc: tuple[int, int], version: int, why: str | None
+    c: ctypes.CDLL, fake: Fake, cc: tuple[int, int], version: int, why: str | None
 ) -> None:
     fake.c.fake_device(*cc, version, 1, 0)
     if why is not None:
         with pytest.raises(TargetError, match=why):
-            opened(c, fake)
+            opened(c, fake, tree=TREE)
         return
-    with opened(c, fake) as library:
+    with opened(c, fake, tree=TREE) as library:
         assert "compute capability 8.9" in library.rms_norm.explain(**norm())
 
 
@@ -144,7 +158,7 @@ def test_device_decides_the_target(
     ],
 )
 def test_grids_are_checked_before_the_driver_sees_them(
-    c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path, grid: Any, rows: int, why: str
+    c: ctypes.CDLL, fake: Fake, tmp_path: Path, grid: Any, rows: int, why: str
 ) -> None:
     root = part_of_tree(tmp_path, TREE, "rms_norm", grid=grid)
     with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
@@ -154,7 +168,7 @@ def test_grids_are_checked_before_the_driver_sees_them(
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_an_empty_grid_launches_nothing(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path, axis: int) -> None:
+def test_an_empty_grid_launches_nothing(c: ctypes.CDLL, fake: Fake, tmp_path: Path, axis: int) -> None:
     grid: list[Any] = [1, 1, 1]
     grid[axis] = ["sub", ["dim", "M"], 4]
     root = part_of_tree(tmp_path, TREE, "rms_norm", grid=grid)
@@ -165,7 +179,7 @@ def test_an_empty_grid_launches_nothing(c: ctypes.CDLL, fake: FakeCuda, tmp_path
         assert [launch.grid for launch in fake.launches()] == [(1, 1, 1)]
 
 
-def test_launch_attributes(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path) -> None:
+def test_launch_attributes(c: ctypes.CDLL, fake: Fake, tmp_path: Path) -> None:
     changed = {"cluster": [2, 1, 1], "launch": {"pdl": True, "cooperative": True}, "shared_bytes": 100_000}
     root = part_of_tree(tmp_path, TREE, "rms_norm", **changed)
     with libkiln.Library(c, root, "cuda", driver_path=fake.path) as library:
@@ -182,7 +196,7 @@ def test_launch_attributes(c: ctypes.CDLL, fake: FakeCuda, tmp_path: Path) -> No
             library.rms_norm(**norm(4))
 
 
-def test_no_driver_no_device(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_no_driver_no_device(c: ctypes.CDLL, fake: Fake) -> None:
     with pytest.raises(UnavailableError, match="no CUDA driver on this machine"):
         libkiln.Library(c, TREE, "cuda", driver_path="/nonexistent/libcuda.so.1")
     with pytest.raises(UnavailableError, match="has no cuInit; expected the driver"):
@@ -197,7 +211,7 @@ def test_no_driver_no_device(c: ctypes.CDLL, fake: FakeCuda) -> None:
         opened(c, fake)
 
 
-def test_zero_rows_launch_nothing(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_zero_rows_launch_nothing(c: ctypes.CDLL, fake: Fake) -> None:
     with opened(c, fake) as library:
         library.seal()
         library.rms_norm(**norm(0))
@@ -208,7 +222,7 @@ def test_zero_rows_launch_nothing(c: ctypes.CDLL, fake: FakeCuda) -> None:
         assert not fake.launches()
 
 
-def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: Fake) -> None:
     with opened(c, fake) as library:
         assert library.prepare(["rms_norm"]) > 5
         bound = library.rms_norm.bind(**norm())
@@ -239,7 +253,7 @@ def test_a_sealed_library_only_launches(c: ctypes.CDLL, fake: FakeCuda) -> None:
         bound.free()
 
 
-def test_rebound_addresses_reach_the_kernel(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_rebound_addresses_reach_the_kernel(c: ctypes.CDLL, fake: Fake) -> None:
     with opened(c, fake) as library:
         call = library.rms_norm.bind(**norm())
         library.seal()
@@ -258,7 +272,7 @@ def test_rebound_addresses_reach_the_kernel(c: ctypes.CDLL, fake: FakeCuda) -> N
         call.free()
 
 
-def test_written_side_is_aligned_too(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_written_side_is_aligned_too(c: ctypes.CDLL, fake: Fake) -> None:
     """What a variant promises of an in/out operand holds for where it is written, if that is elsewhere."""
     x, vectors = tensor(4, 5120), {"weight": tensor(5120, at=BASE * 2), "eps": 1e-6}
     residual, out = tensor(4, 5120, at=BASE * 3), tensor(4, 5120, at=BASE * 4)
@@ -276,7 +290,7 @@ def test_written_side_is_aligned_too(c: ctypes.CDLL, fake: FakeCuda) -> None:
             )
 
 
-def test_loading_during_capture_is_refused(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_loading_during_capture_is_refused(c: ctypes.CDLL, fake: Fake) -> None:
     with opened(c, fake) as library:
         fake.c.fake_capture(1)
         with pytest.raises(
@@ -291,7 +305,7 @@ def test_loading_during_capture_is_refused(c: ctypes.CDLL, fake: FakeCuda) -> No
         assert len(fake.launches()) == 1
 
 
-def test_kernels_load_once_per_context(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_kernels_load_once_per_context(c: ctypes.CDLL, fake: Fake) -> None:
     """The current context if it is of the library's device, else the device's primary one."""
     with opened(c, fake) as library:
         contexts = []
@@ -321,7 +335,7 @@ def scratch_call(library: libkiln.Library, rows: int) -> libkiln.Call:
     return op.bind(**operands, out=outs, scale=0.5, tier="composite")
 
 
-def test_scratch_grows_outside_capture_only(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_scratch_grows_outside_capture_only(c: ctypes.CDLL, fake: Fake) -> None:
     with opened(c, fake) as library:
         small, big = scratch_call(library, 64), scratch_call(library, 1 << 14)
         assert 0 < small.scratch_bytes < 1 << 21 < big.scratch_bytes
@@ -358,7 +372,7 @@ def test_scratch_grows_outside_capture_only(c: ctypes.CDLL, fake: FakeCuda) -> N
         big.free()
 
 
-def test_plans_on_one_stream_take_turns(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_plans_on_one_stream_take_turns(c: ctypes.CDLL, fake: Fake) -> None:
     """No other call's kernels come between those of a plan, whose temporaries they share."""
     count, rounds = 4, 40
     with opened(c, fake) as library:
@@ -384,7 +398,7 @@ def test_plans_on_one_stream_take_turns(c: ctypes.CDLL, fake: FakeCuda) -> None:
             call.free()
 
 
-def test_scratch_of_the_caller(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_scratch_of_the_caller(c: ctypes.CDLL, fake: Fake) -> None:
     with opened(c, fake) as library:
         call = scratch_call(library, 64)
         mine = 1 << 45
@@ -402,7 +416,7 @@ def test_scratch_of_the_caller(c: ctypes.CDLL, fake: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("per_call", [0, 1])
-def test_scratch_poison_and_no_pool(c: ctypes.CDLL, fake: FakeCuda, per_call: int) -> None:
+def test_scratch_poison_and_no_pool(c: ctypes.CDLL, fake: Fake, per_call: int) -> None:
     with opened(c, fake, poison_scratch=1, scratch_per_call=per_call) as library:
         call = scratch_call(library, 64)
         fake.reset()
@@ -417,10 +431,10 @@ def test_scratch_poison_and_no_pool(c: ctypes.CDLL, fake: FakeCuda, per_call: in
         call.free()
 
 
-def test_selftest_makes_a_call_for_every_kernel(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_selftest_makes_a_call_for_every_kernel(c: ctypes.CDLL, fake: Fake) -> None:
     """Nothing is computed here, so that outputs stay as they were: not finite, or unlike."""
     told: list[tuple[bytes, bytes, bytes | None, bytes | None]] = []
-    with opened(c, fake) as library:
+    with opened(c, fake, tree=TREE) as library:
         seen = libkiln.SelftestSeen(lambda _, *what: told.append(what))
         failures = ctypes.c_uint32()
         library.call("kiln_selftest", library.handle, seen, None, ctypes.byref(failures))
@@ -449,7 +463,7 @@ DRIVER_ERRORS = [
 
 
 @pytest.mark.parametrize(("name", "code", "why"), DRIVER_ERRORS)
-def test_driver_errors_are_typed(c: ctypes.CDLL, fake: FakeCuda, name: str, code: int, why: str) -> None:
+def test_driver_errors_are_typed(c: ctypes.CDLL, fake: Fake, name: str, code: int, why: str) -> None:
     with opened(c, fake) as library:
         fake.c.fake_fail_named(name.encode(), code)
         with pytest.raises(DriverError, match=why) as e:

@@ -2,7 +2,6 @@
 Python refuses it refuses at the same place."""
 
 import json
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ from kiln.tests.runtime.c.manifest_text import index_text, manifest_text
 from kiln.tests.runtime.test_expr import BAD_EXPRS, BAD_PREDS, HOLDS, VALUES
 from kiln.tests.runtime.test_manifest import DAMAGE, NAMES, good, index, parent, places, small, text_of
 from kiln.tests.runtime.trees import OPS, PARAMS, kernel, manifest
+from kiln.tests.support.cost import check_cost
 
 TREE = Path(__file__).parents[3] / "aot_artifacts"
 Json = Any
@@ -184,6 +184,5 @@ def test_many_kernels_are_read_quickly(libkiln_core: Core) -> None:
     data = canonical_json(
         manifest([kernel("negate", f"v{i:04}", PARAMS["negate"], b"x") for i in range(5000)])
     )
-    began = time.process_time()
     assert libkiln_core.manifest_verdict(data) == ACCEPTED
-    assert time.process_time() - began < 2
+    check_cost(lambda: libkiln_core.manifest_verdict(data), 50)  # 5 where nothing else runs
