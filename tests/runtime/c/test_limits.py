@@ -100,3 +100,20 @@ def test_remainders_are_pythons(c: ctypes.CDLL, tmp_path: Path, ops_so: bytes, b
         with kiln.load(root) as python, libkiln.Library(c, root) as library:
             found.append(np.array_equal(python.negate(x), library.negate(x)))
     assert all(found)
+
+
+def test_steps_of_plans_stay_the_trees(c: ctypes.CDLL, tree: Path) -> None:
+    """As kiln.h says of providers."""
+    asked: list[dict[str, Any]] = []
+    x = np.ones((2, 3), np.float32)
+
+    def serve(values: dict[str, Any], stream: int | None) -> int:
+        asked.append(values)
+        return 0
+
+    with libkiln.Library(c, tree) as library:
+        library.register("negate", "mine", serve, priority=1)
+        assert np.array_equal(library.scale_negate(x, x), -3 * x)
+        assert not asked
+        library.negate(x)
+        assert asked
