@@ -117,3 +117,17 @@ def test_steps_of_plans_stay_the_trees(c: ctypes.CDLL, tree: Path) -> None:
         assert not asked
         library.negate(x)
         assert asked
+
+
+def test_numbers_on_the_way_have_64_bits_too(c: ctypes.CDLL, tmp_path: Path, ops_so: bytes) -> None:
+    """Both runtimes refuse what one of them could not compute."""
+    document = cpu_manifest(ops_so)
+    halved = ["floordiv", ["mul", dim("M"), 1 << 61], 1 << 61]
+    document["ops"]["negate"]["constraints"] = [[["le", halved, 100], "too many rows"]]
+    root = write_tree(tmp_path / "tree", {"cpu-x86_64": document}, {"ops.so": ops_so})
+    fits, wide = np.ones((3, 2), np.float32), np.ones((4, 2), np.float32)
+    with kiln.load(root) as python, libkiln.Library(c, root) as library:
+        for lib in (python, library):
+            assert np.array_equal(lib.negate(fits), -fits)
+            with pytest.raises(ContractError, match="leaves the range of 64-bit integers in this call"):
+                lib.negate(wide)
