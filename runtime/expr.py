@@ -276,7 +276,14 @@ def _compile_value(expr: Expr) -> Value:
     if head == "next_pow2":
         return lambda env: _next_pow2(x(env))
     f, y = _BINARY[head], _compile_value(expr[2])
-    return lambda env: f(x(env), y(env))
+
+    def within(env: Env) -> Any:
+        found = f(x(env), y(env))
+        if type(found) is int and not -INT64 <= found < INT64:
+            raise OverflowError  # on the way, too: libkiln has no wider numbers
+        return found
+
+    return within
 
 
 def _attr_number(attrs: Mapping[str, Any], name: str) -> int:

@@ -271,8 +271,9 @@ typedef struct {
   int32_t unified_memory; /* not 0: the CPU may use the device's pointers */
 } kiln_device;
 
-/* A function of the caller's that serves an op. Candidates are tried by priority, highest first, ties by name; the tree itself is
- * the provider "kiln" of priority 0. */
+/* A function of the caller's that serves an op: its calls, bound ones too, but not the steps of other ops' plans, which stay the
+ * tree's (the Python runtime asks providers for those as well). Candidates are tried by priority, highest first, ties by name; the
+ * tree itself is the provider "kiln" of priority 0. */
 typedef struct {
   const char *name;
   int32_t priority;

@@ -100,3 +100,34 @@ def test_remainders_are_pythons(c: ctypes.CDLL, tmp_path: Path, ops_so: bytes, b
         with kiln.load(root) as python, libkiln.Library(c, root) as library:
             found.append(np.array_equal(python.negate(x), library.negate(x)))
     assert all(found)
+
+
+def test_steps_of_plans_stay_the_trees(c: ctypes.CDLL, tree: Path) -> None:
+    """As kiln.h says of providers."""
+    asked: list[dict[str, Any]] = []
+    x = np.ones((2, 3), np.float32)
+
+    def serve(values: dict[str, Any], stream: int | None) -> int:
+        asked.append(values)
+        return 0
+
+    with libkiln.Library(c, tree) as library:
+        library.register("negate", "mine", serve, priority=1)
+        assert np.array_equal(library.scale_negate(x, x), -3 * x)
+        assert not asked
+        library.negate(x)
+        assert asked
+
+
+def test_numbers_on_the_way_have_64_bits_too(c: ctypes.CDLL, tmp_path: Path, ops_so: bytes) -> None:
+    """Both runtimes refuse what one of them could not compute."""
+    document = cpu_manifest(ops_so)
+    halved = ["floordiv", ["mul", dim("M"), 1 << 61], 1 << 61]
+    document["ops"]["negate"]["constraints"] = [[["le", halved, 100], "too many rows"]]
+    root = write_tree(tmp_path / "tree", {"cpu-x86_64": document}, {"ops.so": ops_so})
+    fits, wide = np.ones((3, 2), np.float32), np.ones((4, 2), np.float32)
+    with kiln.load(root) as python, libkiln.Library(c, root) as library:
+        for lib in (python, library):
+            assert np.array_equal(lib.negate(fits), -fits)
+            with pytest.raises(ContractError, match="leaves the range of 64-bit integers in this call"):
+                lib.negate(wide)
