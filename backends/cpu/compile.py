@@ -43,6 +43,8 @@ class Variant:
     """Its own, where it is not the op's or that of the fast mode."""
     tiers: tuple[str, ...] = ()
     """The ISA tiers that it is for; by default all but the extra ones."""
+    part: str = ""
+    """Which of the op's C files it lies in."""
 
 
 def ships_of(payload: Mapping[str, Any]) -> list[Ship]:
@@ -92,7 +94,7 @@ def handwritten(row: CpuPrimitive) -> Variant:
         "priority": row.priority,
         "specialization": dict(row.constants),
     }
-    return Variant(row.variant, row.entry, text, fields, row.contract, row.tiers)
+    return Variant(row.variant, row.entry, text, fields, row.contract, row.tiers, row.part)
 
 
 def variants(op: Op, loaded: Loaded, payload: Mapping[str, Any], target: Target) -> list[Variant]:
@@ -109,12 +111,14 @@ def source_text(op: Op, entries: list[Variant]) -> str:
     return translation_unit(title, dict.fromkeys(v.text for v in entries))
 
 
-def _entry(job: Job, op: Op, variant: Variant, tier: IsaTier, data: bytes, code_bytes: int) -> dict[str, Any]:
+def _entry(
+    job: Job, op: Op, variant: Variant, tier: IsaTier, file: str, data: bytes, code_bytes: int
+) -> dict[str, Any]:
     contract = signature_json(op)["contract"] if variant.fields["mode"] == "exact" else FAST_CONTRACT
     contract = asdict(variant.contract) if variant.contract else contract
     return {
         "op": op.name, "variant": f"{job.variant}.{variant.name}.{tier.name}", "entry": variant.symbol,
-        "file": f"{op.name}.{tier.name}.so", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(),
+        "file": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(),
         "inputs_digest": job.inputs_digest, "toolchain": {}, "block": [1, 1, 1], "cluster": [1, 1, 1],
         "shared_bytes": 0, "launch": {},
         "scratch": [], "isa": {"tier": tier.name, "features": list(tier.features)},
@@ -131,18 +135,23 @@ def run(job: Job) -> Built:
     loaded = load(tuple(job.payload["catalogs"]))
     op = loaded.ops[job.op]
     entries = variants(op, loaded, job.payload, target)
-    source = source_text(op, entries)
     kernels: list[dict[str, Any]] = []
     files: dict[str, bytes] = {}
-    for tier in (*target.tiers, *target.extra_tiers):
-        mine = [v for v in entries if (tier.name in v.tiers if v.tiers else tier in target.tiers)]
-        if not mine:
-            continue
-        data = shared_object(source, target, tier, op.name)
-        found = read_shared_object(data)
-        if found.undefined or found.needed:
-            names = ", ".join((*found.undefined, *found.needed))
-            raise BuildError(f"{op.name} for {tier.name} needs {names}, which no kernel may")
-        files[f"{op.name}.{tier.name}.so"] = data
-        kernels += [_entry(job, op, v, tier, data, found.exports[v.symbol]) for v in mine]
-    return Built(tuple(kernels), files, {f"{op.name}.c": source.encode()})
+    sources: dict[str, bytes] = {}
+    for part in dict.fromkeys(v.part for v in entries):
+        stem = f"{op.name}.{part}" if part else op.name
+        inside = [v for v in entries if v.part == part]
+        source = source_text(op, inside)
+        for tier in (*target.tiers, *target.extra_tiers):
+            mine = [v for v in inside if (tier.name in v.tiers if v.tiers else tier in target.tiers)]
+            if not mine:
+                continue
+            file, data = f"{stem}.{tier.name}.so", shared_object(source, target, tier, op.name)
+            found = read_shared_object(data)
+            if found.undefined or found.needed:
+                names = ", ".join((*found.undefined, *found.needed))
+                raise BuildError(f"{op.name} for {tier.name} needs {names}, which no kernel may")
+            files[file] = data
+            sources[f"{stem}.c"] = source.encode()
+            kernels += [_entry(job, op, v, tier, file, data, found.exports[v.symbol]) for v in mine]
+    return Built(tuple(kernels), files, sources)

@@ -54,7 +54,8 @@ bool kiln_target_named(const char *name) {
 }
 
 /* ---- CPU targets ---- */
-static const char *const X86_TIERS[] = {"x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16", NULL};
+static const char *const X86_TIERS[] = {"x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16",
+                                        "x86-64-v4-amx", NULL};
 static const char *const ARM_TIERS[] = {"neon", "dotprod", "i8mm", NULL};
 static const char *const X86_BASELINE[] = {"fpu", "cx8", "cmov", "mmx", "fxsr", "sse", "sse2", NULL};
 static const char *const ARM_BASELINE[] = {"fp", "asimd", NULL};
