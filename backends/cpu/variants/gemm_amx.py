@@ -9,10 +9,10 @@ from kiln.ir.dtypes import BF16
 TIER = "x86-64-v4-amx"
 ROWS, PANEL = 256, 64
 """A tile's rows and columns."""
-RUN, DEPTH = 3, 256
-"""Tiles of the same rows that are computed at once; steps of k that are laid out at once. 352 KiB of stack."""
-LEAST_M = 2
-"""One row is a dot product of what is read once: tiles have nothing to gain."""
+RUN, DEPTH = 6, 256
+"""Tiles of the same rows that are computed at once; steps of k that are laid out at once. 545 KiB of stack."""
+LEAST_M = 5
+"""Up to 4 rows the dot products of the other tiers read weight faster."""
 
 
 def _row(op: str, mix: Mix) -> CpuPrimitive:
