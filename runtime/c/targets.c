@@ -221,3 +221,13 @@ const char *kiln_cpu_lacks(const cpu_features *present, const char *target, cons
   }
   return NULL;
 }
+
+bool kiln_needs_tiles(const manifest_kernel *kernel) {
+  bool needs = false;
+  for (uint32_t i = 0; i < kernel->feature_count; ++i) {
+    char key[MAX_KEY + 1];
+    feature_key(kernel->features[i], strlen(kernel->features[i]), key);
+    needs = needs || strcmp(key, "amxtile") == 0;
+  }
+  return needs;
+}
