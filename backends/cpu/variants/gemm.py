@@ -2,7 +2,7 @@
 
 Every mix is a variant of its own in the manifest, over the same code. `fast` variants stand where exact
 order costs speed: f32 activations (fused multiply-adds), few rows of x (dot products along k), and bf16 where
-the CPU has a dot product for it that is worth having.
+the CPU has a dot product for it that is worth having. `gemm_fma.py` and `gemm_amx.py` have more of them.
 """
 
 from dataclasses import dataclass, replace

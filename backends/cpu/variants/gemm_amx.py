@@ -12,7 +12,7 @@ ROWS, PANEL = 256, 64
 RUN, DEPTH = 6, 256
 """Tiles of the same rows that are computed at once; steps of k that are laid out at once. 545 KiB of stack."""
 LEAST_M = 5
-"""Up to 4 rows the dot products of the other tiers read weight faster."""
+"""Up to 4 rows the dot products of the general code read weight faster."""
 
 
 def _row(op: str, mix: Mix) -> CpuPrimitive:
