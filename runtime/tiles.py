@@ -23,7 +23,7 @@ def needs_tiles(features: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=1)
 def tiles_refusal() -> str | None:
-    """Why this process may not use tiles; None if it may. Linux is asked once, when a kernel first needs them.
+    """Why this process may not use tiles; None if it may. Linux is asked once, when they are first needed.
 
     What was granted cannot be given back, and raises the least size of signal stacks: hence not before.
     """

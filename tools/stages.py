@@ -132,12 +132,9 @@ def cpu_source(op: Op, loaded: Loaded, job: Job, target: Target, variant: str, s
     if stage == "source":
         if wanted:
             return Shown(op.name, variant, {"c": by_name[wanted].text})
-        files = files_of(op, entries)
-        return Shown(
-            op.name,
-            job.variant,
-            {"c" if stem == op.name else f"{stem}.c": source_text(op, inside) for stem, inside in files.items()},
-        )
+        files = files_of(op, entries).items()
+        texts = {"c" if stem == op.name else f"{stem}.c": source_text(op, own) for stem, own in files}
+        return Shown(op.name, job.variant, texts)
     ships = {variant_name(s): s for s in ships_of(job.payload)}
     name = wanted or next(iter(ships), "")
     if name not in ships:

@@ -79,7 +79,7 @@ class CpuPrimitive:
     tiers: tuple[str, ...] = ()
     """The ISA tiers that it is for, among them extra ones; by default all but those."""
     part: str = ""
-    """Which of the op's C files it lies in, each an object of its own: by default the one that is only the op's."""
+    """Which of the op's C files it lies in, `OP.PART.c`, each an object of its own; by default `OP.c`."""
 
     def json_params(self) -> list[dict[str, Any]]:
         """The manifest's params."""

@@ -1,5 +1,5 @@
-"""The permission that kernels on AMX tiles need: asked for when one is first looked at, and its refusal told, in both
-runtimes."""
+"""The permission that kernels on AMX tiles need: asked for when one is first looked at, and its refusal told,
+in both runtimes."""
 
 import json
 import subprocess

@@ -1,7 +1,7 @@
-"""A process of its own that calls a kernel for which Linux is asked: `python tiles_calls.py TREE LIBKILN|- deny|allow`.
+"""A process of its own that calls a kernel for which Linux is asked: TREE LIBKILN|- deny|allow.
 
-Prints, as JSON: whether the process had the permission after loading and an exact call, why each candidate of a
-fast call is passed over, which ran, and whether it has the permission at the end.
+Prints, as JSON: whether the process had the permission after an exact call, why each candidate of a fast call
+is passed over, whether that call gave the same, and whether the process has the permission at the end.
 """
 
 import ctypes

@@ -10,7 +10,7 @@ TIER = "x86-64-v4-amx"
 ROWS, PANEL = 256, 64
 """A tile's rows and columns."""
 RUN, DEPTH = 6, 256
-"""Tiles of the same rows that are computed at once; steps of k that are laid out at once. 545 KiB of stack."""
+"""Tiles of the same rows that are computed, and steps of k that are laid out, at once. 544 KiB of stack."""
 LEAST_M = 5
 """Up to 4 rows the dot products of the general code read weight faster."""
 

@@ -1,8 +1,8 @@
-"""Matrix products by fused multiply-adds on cores with 32 vectors of registers, for the fast mode: a C file and an
-object of its own.
+"""Matrix products by fused multiply-adds on cores with 32 vectors of registers, for the fast mode: a C
+file and an object of its own.
 
-Only for weight as checkpoints have it. Of the other layouts the general code was as fast: 1.00 to 1.07 times this
-way's speed (f32, 8 to 128 rows), and one row 1.5 (packed) and 3 times.
+Only for weight as checkpoints have it: for the other layouts this way had 1.00 to 1.07 times the speed of the
+general code (f32, 8 to 128 rows).
 """
 
 from dataclasses import replace

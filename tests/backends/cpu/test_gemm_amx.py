@@ -1,5 +1,5 @@
-"""The fast mode's bf16 products on the tiles of AMX: within their envelope whatever the values, and the same bits
-however a call is cut."""
+"""The fast mode's bf16 products on the tiles of AMX: within their envelope whatever the values, and the same
+bits however a call is cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from kiln.runtime.cpu import load_object
 from kiln.runtime.entities import Contract
 from kiln.runtime.targets import cpu_features, missing_features
 from kiln.runtime.tiles import tiles_refusal
-from kiln.tests.backends.cpu.gemm_calls import DTYPES, EVERY_TIER, OPS, TARGET, Array, Product, flushing, operands
+from kiln.tests.backends.cpu.gemm_calls import (
+    DTYPES,
+    EVERY_TIER,
+    OPS,
+    TARGET,
+    Array,
+    Product,
+    flushing,
+    operands,
+)
 from kiln.tools.oracle import compare
 
 AMX = next((t for t in EVERY_TIER if t.name == TIER), None)
@@ -30,8 +39,8 @@ pytestmark = pytest.mark.skipif(
 )
 OUTS = ("bf16", "f32")
 SHAPES = (
-    (1, 1, 1), (5, 17, 33), (16, 64, 32), (8, 131, DEPTH + 31), (17, 16, DEPTH), (33, PANEL * RUN + 70, 2 * DEPTH + 2),
-    (47, 65, 300), (ROWS + 19, PANEL + 1, 95),
+    (1, 1, 1), (5, 17, 33), (16, 64, 32), (8, 131, DEPTH + 31), (17, 16, DEPTH),
+    (33, PANEL * RUN + 70, 2 * DEPTH + 2), (47, 65, 300), (ROWS + 19, PANEL + 1, 95),
 )  # fmt: skip
 PROMISE = Contract(ENVELOPE.kind, ENVELOPE.rel_l2, ENVELOPE.max_eps)
 
@@ -130,3 +139,23 @@ def test_one_subnormal_value_slows_its_neighbours_but_leaves_their_values(produc
     got = product(x, weight, "f32")
     assert got[:, :PANEL].tobytes() == clean[:, :PANEL].tobytes()
     assert near(got, x, weight) is None
+
+
+IN_USE = """
+long long in_use(void);
+long long in_use(void)
+{
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(1));
+  return low >> 17 & 3;
+}
+"""
+
+
+def test_tiles_are_released(product: Tiled) -> None:
+    """Else every switch of threads would save and restore eight kilobytes."""
+    assert AMX is not None
+    host = load_object(shared_object(IN_USE, TARGET, AMX, "in_use"), "in_use.so")
+    x, weight = operands(8, 64, 64, "bf16", "bf16")
+    product(x, weight, "bf16")
+    assert host.in_use() == 0

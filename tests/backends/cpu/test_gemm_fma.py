@@ -1,5 +1,5 @@
-"""The fast mode's products by fused multiply-adds with blocks of their own: within their envelope, and the same bits
-however a call is cut."""
+"""The fast mode's products by fused multiply-adds with blocks of their own: within their envelope, and the
+same bits however a call is cut."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from kiln.tools.oracle import compare
 TIER = next((t for t in RUNNABLE if t.name in TIERS), None)
 pytestmark = pytest.mark.skipif(TIER is None, reason=f"this CPU runs none of {', '.join(TIERS)}")
 SHAPES = (
-    (LEAST_M, 1, 1), (5, 35, 33), (7, 50, 1030), (8, 131, 257), (9, 48, 129), (13, COLS + 70, DEPTH + 2), (ROWS + 3, 33, 31),
+    (LEAST_M, 1, 1), (5, 35, 33), (7, 50, 1030), (8, 131, 257), (9, 48, 129), (13, COLS + 70, DEPTH + 2),
+    (ROWS + 3, 33, 31),
 )  # fmt: skip
 PROMISE = Contract(ENVELOPE.kind, ENVELOPE.rel_l2, ENVELOPE.max_eps)
 
@@ -86,7 +87,8 @@ def test_pieces_have_the_same_bits(product: Blocked, m: int) -> None:
 
 @pytest.mark.parametrize("m", [6, 20])
 def test_subnormal_values_count_whatever_the_host_has_set(product: Blocked, m: int) -> None:
-    x, weight = (a * np.float32(s) for a, s in zip(operands(m, 50, 64, "f32", "f32"), (1e-39, 1e30), strict=True))
+    x, weight = operands(m, 50, 64, "f32", "f32")
+    x, weight = x * np.float32(1e-39), weight * np.float32(1e30)
     want = (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
     with flushing() as times:
         got = product(x, weight, "f32")
