@@ -51,6 +51,7 @@ X86_TIERS = (
 )
 X86_EXTRA_TIERS = (
     IsaTier("x86-64-v4-bf16", "x86_64_v4+avx512bf16", (*V4, "avx512_bf16", "sse4a"), has_fma=True),
+    IsaTier("x86-64-v4-amx", "x86_64_v4+amx_tile+amx_bf16", (*V4, "amx_tile", "amx_bf16"), has_fma=True),
 )
 """vdpbf16ps is asked for where it is fast: AMD's cores, which all have sse4a, issue one a cycle (Zen 4: 234
 GFLOP/s where fused multiply-adds have 117), Sapphire Rapids one in two (87, where they have 174)."""

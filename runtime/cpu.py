@@ -20,6 +20,7 @@ from kiln.runtime.providers import Capabilities
 from kiln.runtime.recipe import Recipe
 from kiln.runtime.scratch import HostMemory, ScratchPolicy, ScratchPool
 from kiln.runtime.targets import cpu_count, cpu_features, cpu_target, missing_features
+from kiln.runtime.tiles import needs_tiles, tiles_refusal
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -78,9 +79,12 @@ class CpuDevice:
         return [t for t in available if t == self.target]
 
     def refusal(self, kernel: Kernel) -> str | None:
-        """Features that the kernel needs and this CPU lacks."""
-        missing = missing_features(self.target, kernel.isa.features if kernel.isa else (), self.features)
-        return f"this CPU lacks {', '.join(missing)}" if missing else None
+        """Features that the kernel needs and this CPU lacks, or does not let this process use."""
+        needed = kernel.isa.features if kernel.isa else ()
+        missing = missing_features(self.target, needed, self.features)
+        if missing:
+            return f"this CPU lacks {', '.join(missing)}"
+        return tiles_refusal() if needs_tiles(needed) else None
 
     def check_toolchain(self, versions: Iterable[str]) -> None:
         """Nothing to check: a CPU has no driver."""

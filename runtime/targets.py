@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping
 from kiln.runtime.errors import TargetError
 
 CPU_TIERS: Mapping[str, tuple[str, ...]] = {
-    "cpu-x86_64": ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16"),
+    "cpu-x86_64": (
+        *("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"),
+        *("x86-64-v4-vnni", "x86-64-v4-bf16", "x86-64-v4-amx"),
+    ),
     "cpu-aarch64": ("neon", "dotprod", "i8mm"),
 }
 """ISA tiers of each CPU target, lowest first."""

@@ -119,19 +119,22 @@ def cpu_source(op: Op, loaded: Loaded, job: Job, target: Target, variant: str, s
     Raises:
         UsageError: no such variant, or one that is written by hand and has no IR.
     """
-    from kiln.backends.cpu.compile import ships_of, source_text, variants
+    from kiln.backends.cpu.compile import files_of, ships_of, source_text, variants
     from kiln.compiler.plan import variant_name
 
     entries = variants(op, loaded, job.payload, target)
     wanted = variant.removeprefix(f"{job.variant}.")
-    for tier in target.tiers:
+    for tier in (*target.tiers, *target.extra_tiers):
         wanted = wanted.removesuffix(f".{tier.name}")
     by_name = {v.name: v for v in entries}
     if wanted and wanted not in by_name:
         raise UsageError(nearest(variant, [f"{job.variant}.{n}" for n in by_name], f"variant of {op.name}"))
     if stage == "source":
-        text = by_name[wanted].text if wanted else source_text(op, entries)
-        return Shown(op.name, variant or job.variant, {"c": text})
+        if wanted:
+            return Shown(op.name, variant, {"c": by_name[wanted].text})
+        files = files_of(op, entries).items()
+        texts = {"c" if stem == op.name else f"{stem}.c": source_text(op, own) for stem, own in files}
+        return Shown(op.name, job.variant, texts)
     ships = {variant_name(s): s for s in ships_of(job.payload)}
     name = wanted or next(iter(ships), "")
     if name not in ships:

@@ -78,6 +78,8 @@ class CpuPrimitive:
     """What it promises; by default the op's own, or in the fast mode one of that mode."""
     tiers: tuple[str, ...] = ()
     """The ISA tiers that it is for, among them extra ones; by default all but those."""
+    part: str = ""
+    """Which of the op's C files it lies in, `OP.PART.c`, each an object of its own; by default `OP.c`."""
 
     def json_params(self) -> list[dict[str, Any]]:
         """The manifest's params."""

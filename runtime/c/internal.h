@@ -207,6 +207,7 @@ int kiln_isa_rank(const char *target, const char *tier); /* -1: unknown */
 typedef struct cpu_features cpu_features;
 kiln_code kiln_cpu_features(kiln_arena *arena, const cpu_features **out, kiln_error *error);
 const char *kiln_cpu_lacks(const cpu_features *present, const char *target, const manifest_kernel *kernel);
+bool kiln_needs_tiles(const manifest_kernel *kernel); /* whether its features are those of AMX */
 const char *kiln_cpu_target(void); /* "cpu-x86_64", "cpu-aarch64" or NULL */
 
 extern const struct kiln_dtype_row { const char *name; int bytes; bool code; } KILN_DTYPES[]; /* indexed by kiln_dtype */

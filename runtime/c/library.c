@@ -55,6 +55,7 @@ static bool kernel_candidate(kiln_op *op, uint32_t i, candidate *c) {
   *c = (candidate){.op = op, .kernel = k, .variant = k->variant, .tier = k->tier, .mode = k->mode, .isa = k->isa_tier,
                    .priority = k->priority, .tier_order = tier_order(k->tier), .id = op->pack->first_kernel + i};
   if (k->isa_tier != NULL) c->isa_rank = kiln_isa_rank(op->pack->manifest.target, k->isa_tier);
+  c->tiles = op->library->kind == DEVICE_CPU && kiln_needs_tiles(k);
   return refusal(op->library, op->pack, k, &c->refusal);
 }
 

@@ -82,14 +82,20 @@ no_lock:
   return NULL;
 }
 
+/* Kernels keep blocks of their operands on the stack, up to 550 KiB; a C library may give threads less. */
+enum { STACK = 2 << 20 };
+
 /* With the lock held. Fewer threads than wanted are no error: whoever waits for a job works on it, too. */
 static void start(cpu_pool *pool) {
   sigset_t all, before;
-  if (pool->started == pool->wanted) return;
+  pthread_attr_t attributes;
+  if (pool->started == pool->wanted || pthread_attr_init(&attributes) != 0) return;
+  pthread_attr_setstacksize(&attributes, STACK); /* left as it is where this is refused */
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the caller's threads */
-  while (pool->started < pool->wanted && pthread_create(&pool->threads[pool->started], NULL, worker, pool) == 0) pool->started++;
+  while (pool->started < pool->wanted && pthread_create(&pool->threads[pool->started], &attributes, worker, pool) == 0) pool->started++;
   pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
   pool->wanted = pool->started;
 }
 

@@ -181,10 +181,11 @@ static kiln_code prepare_op(preparation *p, const kiln_op *op) {
   for (uint32_t i = 0; i < op->candidate_count; i++) {
     const candidate *c = &op->candidates[i];
     void *function;
+    char text[REFUSED_BYTES];
     kiln_code code = KILN_OK;
     for (uint32_t j = 0; c->plan != NULL && j < c->plan->step_count && code == KILN_OK; j++)
       code = prepare_op(p, kiln_callee(op, &c->plan->steps[j]));
-    if (c->kernel != NULL && c->refusal == NULL) {
+    if (c->kernel != NULL && kiln_refused(c, text) == NULL) {
       code = kiln_load_kernel(p->context, c, NULL, &function, p->error);
       p->loaded += code == KILN_OK;
     }

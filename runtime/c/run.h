@@ -95,6 +95,7 @@ typedef struct {
   int64_t priority;
   int32_t tier_order, isa_rank;
   const char *refusal;             /* why this device cannot run it at all */
+  bool tiles;                      /* whether Linux must be asked, too: see kiln_refused */
   uint32_t id;                     /* of a kernel: its place among a context's functions */
   _Atomic uint64_t runs;
 } candidate;
@@ -272,6 +273,11 @@ kiln_code kiln_choose(const kiln_op *op, const bound *b, const view *reads, cons
 candidate *kiln_candidate_at(const kiln_op *op, const wanted *asked, uint32_t i);
 const char *kiln_disabled_by(const kiln_library *library, const candidate *c);
 bool kiln_is_disabled(const kiln_library *library, const char *name);
+
+/* ---- tiles.c ---- */
+enum { REFUSED_BYTES = 240 };
+/* Why a candidate cannot run here at all, in `text` or for good; NULL if it can. */
+const char *kiln_refused(const candidate *c, char text[REFUSED_BYTES]);
 
 /* ---- run.c: a call on its way, with its working memory ---- */
 typedef struct {

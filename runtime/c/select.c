@@ -47,7 +47,8 @@ bool kiln_is_disabled(const kiln_library *library, const char *name) {
 
 /* Why a candidate is out before any operand is looked at. */
 static kiln_code passed_over(const kiln_op *op, const candidate *c, const wanted *asked, sink *why) {
-  const char *disabled;
+  const char *disabled, *refused;
+  char text[REFUSED_BYTES];
   if (strcmp(c->mode, "fast") == 0 && !asked->fast) kiln_put(why, "of the fast mode, which is asked for with mode=\"fast\"");
   else if (asked->tier != NULL && strcmp(c->tier, asked->tier) != 0) kiln_put(why, "tier %s was asked for", asked->tier);
   else if (asked->variant != NULL && strcmp(c->variant, asked->variant) != 0) kiln_put(why, "variant %s was asked for",
@@ -55,7 +56,7 @@ static kiln_code passed_over(const kiln_op *op, const candidate *c, const wanted
   else if (asked->isa != NULL && c->kernel != NULL && (c->isa == NULL || strcmp(c->isa, asked->isa) != 0))
     kiln_put(why, "ISA tier %s was asked for", asked->isa);
   else if ((disabled = kiln_disabled_by(op->library, c)) != NULL) kiln_put(why, "disabled by KILN_DISABLE=%s", disabled);
-  else if (c->refusal != NULL) kiln_put(why, "%s", c->refusal);
+  else if ((refused = kiln_refused(c, text)) != NULL) kiln_put(why, "%s", refused);
   else return KILN_OK;
   return KILN_SELECTION;
 }

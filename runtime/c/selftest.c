@@ -227,7 +227,8 @@ kiln_code kiln_selftest(kiln_library *library, kiln_selftest_fn *seen, void *use
   for (uint32_t i = 0; i < library->op_count; i++)
     for (uint32_t j = 0; j < library->ops[i]->candidate_count && !is_half(library->ops[i]); j++) {
       candidate *k = &library->ops[i]->candidates[j];
-      bool runs = k->kernel != NULL && k->refusal == NULL && kiln_disabled_by(library, k) == NULL;
+      char text[REFUSED_BYTES];
+      bool runs = k->kernel != NULL && kiln_refused(k, text) == NULL && kiln_disabled_by(library, k) == NULL;
       if (runs && !is_further(k)) test_kernel(&t, k);
     }
   if (library->kind == DEVICE_CUDA) kiln_cuda_leave(library, pushed);

@@ -54,7 +54,8 @@ bool kiln_target_named(const char *name) {
 }
 
 /* ---- CPU targets ---- */
-static const char *const X86_TIERS[] = {"x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16", NULL};
+static const char *const X86_TIERS[] = {"x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16",
+                                        "x86-64-v4-amx", NULL};
 static const char *const ARM_TIERS[] = {"neon", "dotprod", "i8mm", NULL};
 static const char *const X86_BASELINE[] = {"fpu", "cx8", "cmov", "mmx", "fxsr", "sse", "sse2", NULL};
 static const char *const ARM_BASELINE[] = {"fp", "asimd", NULL};
@@ -219,4 +220,14 @@ const char *kiln_cpu_lacks(const cpu_features *present, const char *target, cons
     if (!basic && !has_key(present, key)) return kernel->features[i];
   }
   return NULL;
+}
+
+bool kiln_needs_tiles(const manifest_kernel *kernel) {
+  bool needs = false;
+  for (uint32_t i = 0; i < kernel->feature_count; ++i) {
+    char key[MAX_KEY + 1];
+    feature_key(kernel->features[i], strlen(kernel->features[i]), key);
+    needs = needs || strcmp(key, "amxtile") == 0;
+  }
+  return needs;
 }

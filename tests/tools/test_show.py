@@ -85,6 +85,14 @@ def test_generated_c(kiln: Run) -> None:
     assert "kiln_mul_f32(" not in part
 
 
+def test_every_c_file_of_an_op(kiln_json: RunJson) -> None:
+    code, found = kiln_json("show", "matmul", "--target", "cpu-x86_64", "--source")
+    assert code == 0
+    assert list(found["parts"]) == ["c", "matmul.amx.c"]
+    assert "kiln_matmul_amx(" in found["parts"]["matmul.amx.c"]
+    assert "kiln_matmul_amx(" not in found["parts"]["c"]
+
+
 def test_a_hand_written_source(kiln: Run) -> None:
     code, out, _ = kiln("show", "top_k_pairs", "--target", "sm_90a", "--source")
     assert code == 0

@@ -2,7 +2,7 @@
 
 Every mix is a variant of its own in the manifest, over the same code. `fast` variants stand where exact
 order costs speed: f32 activations (fused multiply-adds), few rows of x (dot products along k), and bf16 where
-the CPU has a dot product for it that is worth having.
+the CPU has a dot product for it that is worth having. `gemm_fma.py` and `gemm_amx.py` have more of them.
 """
 
 from dataclasses import dataclass, replace
@@ -67,7 +67,8 @@ def fast_tiers(op: str, mix: Mix) -> tuple[str, ...]:
     return (*(FMA_TIERS if fused else ()), *(DOT_TIERS if mix.x is mix.weight is BF16 else ()))
 
 
-def _row(op: str, mix: Mix, mode: Literal["exact", "fast"]) -> CpuPrimitive:
+def product(op: str, mix: Mix, mode: Literal["exact", "fast"]) -> CpuPrimitive:
+    """The entry that takes any number of rows."""
     types = {"x": mix.x, "weight": mix.weight, "out": mix.out}
     strides: dict[str, Expr] = {t: ["stride", t] for t in types}
     if LAYOUTS[op] == "packed":
@@ -97,7 +98,7 @@ def _row(op: str, mix: Mix, mode: Literal["exact", "fast"]) -> CpuPrimitive:
 
 def _batched(op: str, mix: Mix) -> CpuPrimitive:
     """One product after another: an entry of its own around that of one."""
-    one = _row("matmul_bt", mix, "exact")
+    one = product("matmul_bt", mix, "exact")
     own: dict[str, Expr] = {
         t: ["mul", rows, ["stride", t]] for t, rows in (("x", M), ("weight", N), ("out", M))
     }
@@ -138,8 +139,8 @@ def _pack(dtype: DType) -> CpuPrimitive:
 
 
 def _primitives() -> tuple[CpuPrimitive, ...]:
-    products = [_row(op, mix, "exact") for op in LAYOUTS for mix in MIXES]
-    fast = [_row(op, mix, "fast") for op in LAYOUTS for mix in MIXES if fast_tiers(op, mix)]
+    products = [product(op, mix, "exact") for op in LAYOUTS for mix in MIXES]
+    fast = [product(op, mix, "fast") for op in LAYOUTS for mix in MIXES if fast_tiers(op, mix)]
     alike = [mix for mix in MIXES if mix.x is mix.weight is mix.out]
     batches = [_batched(op, mix) for op in ("matmul_bt_batched", "matmul_bt_heads") for mix in alike]
     return (*products, *fast, *batches, *(_pack(d) for d in TYPE_CODES))

@@ -72,11 +72,18 @@ class Product:
         types = [CODES[next(n for n, d in DTYPES.items() if np.dtype(d).name == name)] for name in names]
         sizes = [m, n, k, given.stride, held.stride, written.stride]
         ints = (ctypes.c_int64 * 10)(*sizes, *types, MODE_CODES[self.mode])
-        entry = loaded(self.op, self.tier)[f"kiln_{self.op}"]
-        for begin, end in pieces(m, n, split):
-            assert entry(ptrs, ints, None, ctypes.c_int64(begin), ctypes.c_int64(end)) == 0
+        for begin, end in pairwise(int(e) for e in np.linspace(0, self.tiles(m, n), split + 1)):
+            assert self.entry()(ptrs, ints, None, ctypes.c_int64(begin), ctypes.c_int64(end)) == 0
         assert written.gaps_are()
         return written.view.copy()
+
+    def entry(self) -> Any:
+        """The function."""
+        return loaded(self.op, self.tier)[f"kiln_{self.op}"]
+
+    def tiles(self, m: int, n: int) -> int:
+        """How many tiles an output [m, n] has."""
+        return -(-m // ROWS) * -(-n // COLS)
 
 
 class Sparse:
@@ -128,12 +135,6 @@ def guarded(array: Array, stride: int) -> Guarded:
     made.poison()
     made.view[:] = array
     return made
-
-
-def pieces(m: int, n: int, split: int) -> Iterator[tuple[int, int]]:
-    """Ranges of tiles, as threads take them."""
-    tiles = -(-m // ROWS) * -(-n // COLS)
-    return pairwise(int(e) for e in np.linspace(0, tiles, split + 1))
 
 
 def operands(m: int, n: int, k: int, x: str, weight: str) -> tuple[Array, Array]:

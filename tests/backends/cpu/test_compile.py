@@ -50,14 +50,23 @@ def test_entries_are_legal_and_proved(name: str) -> None:
 
 def test_extra_tiers_are_for_what_names_them() -> None:
     target = TARGETS["cpu-x86_64"]
-    (extra,) = target.extra_tiers
+    extra = {t.name for t in target.extra_tiers}
     made = built("matmul")
-    of_extra = [k for k in made.kernels if k["isa"]["tier"] == extra.name]
+    of_extra = [k for k in made.kernels if k["isa"]["tier"] in extra]
     assert {k["mode"] for k in of_extra} == {"fast"}
-    assert f"matmul.{extra.name}.so" in made.files
+    assert {k["isa"]["tier"] for k in of_extra} == extra
     exact = [k["isa"]["tier"] for k in made.kernels if k["mode"] == "exact"]
     assert set(exact) == {t.name for t in target.tiers}
-    assert not any(extra.name in file for file in built(NAMES[0]).files)
+    assert not any(t in file for file in built(NAMES[0]).files for t in extra)
+
+
+def test_a_part_of_an_op_is_a_file_and_objects_of_its_own() -> None:
+    made = built("matmul")
+    assert list(made.sources) == ["matmul.c", "matmul.amx.c"]
+    of_part = {k["entry"]: k["file"] for k in made.kernels if k["entry"] != "kiln_matmul"}
+    assert of_part == {"kiln_matmul_amx": "matmul.amx.x86-64-v4-amx.so"}
+    assert b"kiln_matmul_amx(" not in made.sources["matmul.c"]
+    assert set(made.files) == {k["file"] for k in made.kernels}
 
 
 def test_exact_products_promise_the_same_bits_and_fast_ones_an_envelope() -> None:
