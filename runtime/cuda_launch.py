@@ -14,6 +14,7 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kiln.runtime.cuda_maps import Maps
 from kiln.runtime.device import Call, PlainCall, Route
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError
@@ -35,12 +36,14 @@ class Record:
     """One launch: the table of parameter addresses followed by the parameters, and the configuration; and the
     scalars that are packed in it, to pack them again only where they change."""
 
-    __slots__ = ("address", "args", "buffer", "config", "values")
+    __slots__ = ("address", "args", "buffer", "config", "maps", "values")
 
     def __init__(self, buffer: Any, count: int, config: Any) -> None:
         self.buffer, self.address, self.config = buffer, ctypes.addressof(buffer), config
         self.values: Any = (ctypes.c_uint64 * count).from_buffer(buffer, 8 * count)
         self.args: Args | None = None
+        self.maps: Any = None
+        """Memory of its tensor maps, if it has any, and the table that tells where they are."""
 
 
 class CudaLauncher:
@@ -62,6 +65,7 @@ class CudaLauncher:
         self._computed = [(packers[at], first + 8 * at, f) for at, f in recipe.computed]
         self._scratches = [(first + 8 * at, offset) for at, offset in recipe.scratch.places]
         self._zeroed = [(first + 8 * at, offset) for at, offset in recipe.zeroed.places]
+        self._maps = Maps(device, kernel, recipe.maps) if recipe.maps else None
 
     def run(
         self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
@@ -91,6 +95,8 @@ class CudaLauncher:
         if scratch or zeroed or (args is not last and (args != last or 0 in args)):
             # Equal scalars have equal bits, but for zeros of either sign.
             self._pack(record, args, scratch, zeroed)
+        if self._maps is not None:
+            self._maps.encode(record, pointers)
         (status,) = device.launch(record.config, self._function, record.address, 0)
         if status:
             self.relaunch(record, status)
@@ -106,6 +112,7 @@ class CudaLauncher:
         """`run` of addresses that are still to be brought in order."""
         other = copy.copy(self)
         other._pointers = _runs([(at, order[i]) for at, i in self._recipe.pointers])
+        other._maps = None if self._maps is None else self._maps.via(order)
         return other.run
 
     def pack(
@@ -114,6 +121,8 @@ class CudaLauncher:
         """Write a call's values into a record."""
         for run, pick in self._pointers:
             record.values[run] = pick(pointers)
+        if self._maps is not None:
+            self._maps.encode(record, pointers)
         self._pack(record, args, scratch, zeroed)
 
     def _pack(self, record: Record, args: Args, scratch: int, zeroed: int) -> None:
@@ -138,7 +147,7 @@ class CudaLauncher:
     ) -> Packed | None:
         """See Packs."""
         address, recipe, k = self._device.driver.launch_address, self._recipe, self._kernel
-        held = self.scratch_bytes or self.zeroed_bytes
+        held = self.scratch_bytes or self.zeroed_bytes or self._maps is not None
         if address is None or held or self.empty or (args is None and recipe.computed):
             return None
         values = recipe.constants(pointers, args)
@@ -189,7 +198,10 @@ class CudaLauncher:
         struct.pack_into(f"={count}Q", buffer, 0, *(address + 8 * (count + i) for i in range(count)))
         formats = "".join(_FORMATS[d] for d in recipe.dtypes)
         struct.pack_into(f"={formats}", buffer, 8 * count, *recipe.template)
-        return Record(buffer, count, self._config(stream))
+        record = Record(buffer, count, self._config(stream))
+        if self._maps is not None:
+            self._maps.place(record)
+        return record
 
     def _config(self, stream: int) -> Any:
         module, k = self._device.driver.module, self._kernel
