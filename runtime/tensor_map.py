@@ -78,12 +78,15 @@ def faults(p: Param, m: TensorMap, target: str) -> Iterator[str]:
     if m.interleave != "none" and rank < 3:
         yield f"param {p.name} is interleaved and has {rank} dimensions; expected 3 and more."
     if m.interleave == "32b" and m.swizzle != "32b":
-        yield f"param {p.name} is interleaved by 32 bytes with swizzle {m.swizzle}; expected 32b."
+        yield f"param {p.name} is interleaved by 32 bytes with another swizzle; expected 32b."
     inner = m.box[-1] * size
     if m.interleave == "none" and inner % 16:
         yield f"param {p.name} copies rows of {inner} bytes; expected a multiple of 16."
     if m.interleave == "none" and m.swizzle != "none" and inner > int(m.swizzle[:-1]):
-        yield f"param {p.name} copies rows of {inner} bytes with swizzle {m.swizzle}; expected no more."
+        yield (
+            f"param {p.name} copies rows of {inner} bytes, which its swizzle does not hold; expected no more "
+            f"than {m.swizzle[:-1]}."
+        )
     if m.fill == "nan" and p.dtype not in _FLOATS:
         yield f"param {p.name} fills {p.dtype} with NaN; expected a type that the copy engine knows as one."
 

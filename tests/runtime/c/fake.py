@@ -70,11 +70,11 @@ def passed(kernel: Kernel) -> str:
 class FakeCuda:
     """fake_cuda.c, compiled."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         self.path = folder / "libcuda_fake.so"
         source = Path(__file__).with_name("fake_cuda.c")
         command = next(iter(libkiln.compilers().values()))
-        options = [*libkiln.WARNINGS, "-D_GNU_SOURCE", "-O1", "-fPIC", "-shared", "-o", str(self.path)]
+        options = [*libkiln.WARNINGS, "-D_GNU_SOURCE", "-O1", "-fPIC", "-shared", *more, "-o", str(self.path)]
         subprocess.run([*command, *options, str(source), "-lpthread"], check=True)
         self.c = ctypes.CDLL(str(self.path))
         self.c.fake_call.restype = ctypes.c_char_p
