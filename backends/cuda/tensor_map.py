@@ -11,7 +11,7 @@ from kiln.backends.cuda.primitive import Expr, Pointer
 from kiln.ir.dtypes import DTYPES
 
 Json = dict[str, Any]
-_ELEMENTS: Mapping[str, int] = {"f8e4m3": 0, "f8e5m2": 0, "u8": 0, "f16": 8, "f32": 7, "bf16": 10}
+_ELEMENTS: Mapping[str, int] = {"f8e4m3": 0, "f8e5m2": 0, "u8": 0, "f16": 6, "f32": 7, "bf16": 10}
 """Element type -> Triton's number of it."""
 
 
