@@ -36,14 +36,15 @@ class Record:
     """One launch: the table of parameter addresses followed by the parameters, and the configuration; and the
     scalars that are packed in it, to pack them again only where they change."""
 
-    __slots__ = ("address", "args", "buffer", "config", "maps", "values")
+    __slots__ = ("address", "args", "buffer", "config", "mapped", "maps", "values")
 
     def __init__(self, buffer: Any, count: int, config: Any) -> None:
         self.buffer, self.address, self.config = buffer, ctypes.addressof(buffer), config
         self.values: Any = (ctypes.c_uint64 * count).from_buffer(buffer, 8 * count)
         self.args: Args | None = None
-        self.maps: Any = None
-        """Memory of its tensor maps, if it has any, and the table that tells where they are."""
+        self.mapped: Any = None
+        self.maps: Any = ()
+        """The addresses of which it passes tensor maps, and these maps."""
 
 
 class CudaLauncher:
@@ -96,7 +97,7 @@ class CudaLauncher:
             # Equal scalars have equal bits, but for zeros of either sign.
             self._pack(record, args, scratch, zeroed)
         if self._maps is not None:
-            self._maps.encode(record, pointers)
+            self._maps.point(record, pointers)
         (status,) = device.launch(record.config, self._function, record.address, 0)
         if status:
             self.relaunch(record, status)
@@ -122,7 +123,7 @@ class CudaLauncher:
         for run, pick in self._pointers:
             record.values[run] = pick(pointers)
         if self._maps is not None:
-            self._maps.encode(record, pointers)
+            self._maps.point(record, pointers)
         self._pack(record, args, scratch, zeroed)
 
     def _pack(self, record: Record, args: Args, scratch: int, zeroed: int) -> None:
@@ -198,10 +199,7 @@ class CudaLauncher:
         struct.pack_into(f"={count}Q", buffer, 0, *(address + 8 * (count + i) for i in range(count)))
         formats = "".join(_FORMATS[d] for d in recipe.dtypes)
         struct.pack_into(f"={formats}", buffer, 8 * count, *recipe.template)
-        record = Record(buffer, count, self._config(stream))
-        if self._maps is not None:
-            self._maps.place(record)
-        return record
+        return Record(buffer, count, self._config(stream))
 
     def _config(self, stream: int) -> Any:
         module, k = self._device.driver.module, self._kernel

@@ -33,8 +33,9 @@ FILLS = {"zeros": 0, "nan": 1}
 """The driver's enumerations, in its order."""
 
 SMALL, SMALL_FIXED_IN = 128 << 10, 13010
-"""A tensor of fewer bytes needs one bit of its map cleared on drivers up to that version, as CUTLASS and
-Triton do after encoding."""
+"""A map may let the copy engine touch so many bytes behind the address (CU_TENSOR_MAP_ALLOC_CLASS_LARGE).
+Drivers up to that version always do, so that the bit is cleared for tensors of fewer bytes, as CUTLASS and
+Triton do; later ones look at the allocation that the address is in."""
 
 
 class Tiled(NamedTuple):

@@ -5,7 +5,8 @@
 #include "driver.h"
 #include "run.h"
 
-/* A tensor of fewer bytes needs one bit of its map cleared on drivers up to that version, as CUTLASS and Triton do after encoding. */
+/* A map may let the copy engine touch so many bytes behind the address (CU_TENSOR_MAP_ALLOC_CLASS_LARGE). Drivers up to that version
+ * always do, so that the bit is cleared for tensors of fewer bytes, as CUTLASS and Triton do; later ones look at the allocation. */
 enum { SMALL = 128 << 10, SMALL_FIXED_IN = 13010, SMALL_BIT = 21 };
 static const int64_t MAX_EXTENT = INT64_C(1) << 32, MAX_PITCH = INT64_C(1) << 40;
 
