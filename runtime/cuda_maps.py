@@ -1,9 +1,9 @@
 """Tensor maps of a launch, encoded by the host where the kernel takes them: once for an address.
 
-The driver's function is called by its address, which takes 4.4 us of CPU time (on a driver that does nothing).
-Through cuda.bindings it took 1.5, with all its arguments ready, but the map lay where Python's allocator had
-put it, at multiples of 16 bytes, where the driver's documentation asks for 64. So maps are kept: to find the
-three of a matrix product takes 2.1 us, to see that all addresses are the last call's 0.23.
+The driver's function is called by its address, which takes 4.4 us of CPU time (on a driver that does
+nothing). Through cuda.bindings it took 1.5, with all its arguments ready, but the map lay where Python's
+allocator had put it, at multiples of 16 bytes, where the driver's documentation asks for 64. So maps are
+kept: to find the three of a matrix product takes 2.1 us, to see that all addresses are the last call's 0.23.
 """
 
 import ctypes
@@ -28,7 +28,12 @@ MAX_KEPT = 4096
 _Room = ctypes.c_char * (BYTES + ALIGN)
 
 PROTOTYPE = ctypes.PYFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, *(5 * [ctypes.c_void_p]), *(4 * [ctypes.c_int])
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint,
+    *(5 * [ctypes.c_void_p]),
+    *(4 * [ctypes.c_int]),
 )
 """cuTensorMapEncodeTiled: map, type, rank, address, extents, pitches, box, steps, interleave, swizzle,
 promotion, fill. It computes, so that the interpreter's lock is kept."""
@@ -130,5 +135,5 @@ def _prepared(at: int, t: Tiled) -> _Map:
         (ctypes.c_uint64 * rank)(*t.extents), (ctypes.c_uint64 * rank)(*t.pitches),
         (ctypes.c_uint32 * rank)(*t.box), (ctypes.c_uint32 * rank)(*(rank * [1])),
     )  # fmt: skip
-    behind = (*map(ctypes.addressof, arrays), t.interleave, t.swizzle, t.promotion, t.fill)
+    behind = (*(ctypes.addressof(a) for a in arrays), t.interleave, t.swizzle, t.promotion, t.fill)
     return _Map(8 * at, (t.element, rank), behind, t.small, arrays, {})

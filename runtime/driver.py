@@ -59,7 +59,8 @@ class Driver:
         none."""
         from kiln.runtime.cuda_maps import PROTOTYPE
 
-        found = _address("cuTensorMapEncodeTiled") if self._own else getattr(self.module, "encode_address", None)
+        stand_in = getattr(self.module, "encode_address", None)
+        found = _address("cuTensorMapEncodeTiled") if self._own else stand_in
         return None if found is None else PROTOTYPE(found)
 
     def call(self, name: str, *args: Any) -> Any:

@@ -191,7 +191,8 @@ class CudaBackend:
         contents = {**payload, "catalogs": (), "target": target, "row": self._code(row)}
         maps = compile_maps.takes_maps(row)
         sources = _handwritten_files(row.kernel.partition(":")[0])
-        digest = inputs_digest((*sources, *_own_files(compile_maps.FILES)) if maps else sources, contents, tools)
+        own = _own_files(compile_maps.FILES) if maps else ()
+        digest = inputs_digest((*sources, *own), contents, tools)
         use = {"variant": row.variant, "when": row.when, "priority": row.priority, "tuned": None}
         runner = compile_maps.RUNNER if maps else RUNNER
         return Job(target, row.op, row.variant, digest, runner, payload, (use,))

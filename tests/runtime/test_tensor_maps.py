@@ -1,5 +1,5 @@
-"""Kernels that take tensor maps made by the host, in the Python runtime: manifest, launch proof, selection, and
-what the driver is given when."""
+"""Kernels that take tensor maps made by the host, in the Python runtime: manifest, launch proof, selection,
+and what the driver is given when."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from kiln.runtime.tensor_map import ALIGN, BYTES, ELEMENTS, SMALL, SMALL_FIXED_I
 from kiln.tests.runtime import mapped
 from kiln.tests.runtime.fake_driver import CUresult, FakeDriver, TensorMap, read_params
 from kiln.tests.runtime.mapped import LEGAL, OUT, OUT_OF_RANGE, REFUSED, X, call, cubin, entry, matrix
-from kiln.tests.runtime.trees import pointer, value
+from kiln.tests.runtime.trees import MN, pointer, value
 
 FORMATS = "iMMQ"
 PARAMS = 4
@@ -176,7 +176,10 @@ def test_a_kernel_is_passed_over_for_what_its_map_does_not_cover(tmp_path: Path)
 def test_a_driver_that_makes_no_maps_is_told(tmp_path: Path) -> None:
     driver = current()
     driver.encode_address = None
-    with opened(tmp_path, driver) as lib, pytest.raises(SelectionError, match="has no cuTensorMapEncodeTiled"):
+    with (
+        opened(tmp_path, driver) as lib,
+        pytest.raises(SelectionError, match="has no cuTensorMapEncodeTiled"),
+    ):
         lib.copied(**call())
 
 
@@ -207,7 +210,7 @@ def test_the_driver_is_told_what_the_manifest_says(tmp_path: Path) -> None:
 
 
 def test_fields_of_a_map_reach_the_driver(tmp_path: Path) -> None:
-    shape = {"shape": [1, *mapped.MN], "strides": [0, ["stride", "x"]], "box": [1, 8, 8]}
+    shape = {"shape": [1, *MN], "strides": [0, ["stride", "x"]], "box": [1, 8, 8]}
     changed = {**shape, "interleave": "32b", "swizzle": "32b", "l2": "256b", "fill": "nan"}
     driver = current()
     given = call(columns=64)

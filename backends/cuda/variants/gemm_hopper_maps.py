@@ -1,5 +1,5 @@
-"""Candidates for dense products on Hopper (sm_90a): blocks of `gemm_hopper`'s kernel with tensor maps that the
-host makes (`gemm_hopper_maps`). Nobody has measured them, and no target ships one until somebody has.
+"""Candidates for dense products on Hopper (sm_90a): blocks of `gemm_hopper`'s kernel with tensor maps that
+the host makes (`gemm_hopper_maps`). Nobody has measured them, and no target ships one until somebody has.
 
 What they are for: a launch of `gemm_hopper` that does nothing else takes 4.8 us where cuBLAS takes 2.4, and
 128x7168x2048 took 14.5 us instead of 16.5 with maps from the host, before a launch could hand them over.
@@ -10,6 +10,7 @@ again in the loop, is not carried by it, so that a ring's stage is given back fo
 """
 
 from dataclasses import replace
+from typing import Literal
 
 from kiln.backends.cuda.primitive import CudaPrimitive
 from kiln.backends.cuda.tensor_map import TensorMap
@@ -24,9 +25,10 @@ DEVICE_MADE = frozenset({"x", "weight", "out", "x_stride", "weight_stride", "out
 """What a kernel that makes its own maps takes in place of them."""
 
 
-def swizzle_of(width: int, kind: DType) -> int:
+def swizzle_of(width: int, kind: DType) -> Literal[32, 64, 128]:
     """Bytes of the swizzle of boxes that are so many elements wide: as many as they have, up to 128."""
-    return min(width * kind.bytes, 128)
+    found = width * kind.bytes
+    return 128 if found >= 128 else 64 if found >= 64 else 32
 
 
 def matrix(

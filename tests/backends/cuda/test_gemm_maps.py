@@ -1,9 +1,10 @@
-"""Hopper's products with tensor maps that the host makes: their own Python functions over a model of Gluon, to
-the bit those of the kernels that make their maps themselves; what the assembler makes of them; and that they
-are candidates and nothing more."""
+"""Hopper's products with tensor maps that the host makes: their own Python functions over a model of Gluon,
+to the bit those of the kernels that make their maps themselves; what the assembler makes of them; and that
+they are candidates and nothing more."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -29,12 +30,14 @@ from kiln.compiler.backend import Job
 from kiln.compiler.catalog import OWN, load
 from kiln.compiler.errors import BuildError
 from kiln.compiler.target import TARGETS
+from kiln.compiler.tuning import Database
 from kiln.recipes.gemm import MATMUL_BT
 from kiln.runtime.expr import Env, parse_pred, why_not
 from kiln.runtime.manifest import parse_kernel
 from kiln.runtime.proof import prove_launch
 from kiln.runtime.tensor_map import why_not as why_not_map
 from kiln.tests.backends.cuda.gluon_model import Descriptor, Int, Pointer, functions, launch
+from kiln.tests.runtime.trees import kernel
 
 Array: TypeAlias = np.ndarray[Any, Any]
 BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
@@ -62,7 +65,14 @@ def boxed(row: CudaPrimitive, name: str, memory: Array, shape: tuple[int, int]) 
 
 
 def both_ways(
-    row: CudaPrimitive, made: Any, given: dict[str, Any], m: int, n: int, k: int, kind: Any, programs: int
+    row: CudaPrimitive,
+    made: Any,
+    given: Callable[[], dict[str, Any]],
+    m: int,
+    n: int,
+    k: int,
+    kind: Any,
+    programs: int,
 ) -> tuple[Array, Array, Array, Array]:
     """x, weight, and what the two kernels of an op give; nothing beside it is written."""
     name = row.kernel.partition(":")[2]
@@ -148,7 +158,7 @@ def test_scaled_products_are_the_others_to_the_bit(row: CudaPrimitive, call: tup
             found["x_scale"] = None
         return found
 
-    x, weight, mapped, plain = both_ways(row, made, given, m, n, k, E4M3, 3)
+    _, _, mapped, plain = both_ways(row, made, given, m, n, k, E4M3, 3)
     assert not counters.any()
     assert mapped.tobytes() == plain.tobytes()
     assert mapped.any()
@@ -238,9 +248,10 @@ def test_needs_imply_the_drivers_rules() -> None:
 
 def manifest_of(row: CudaPrimitive) -> dict[str, Any]:
     """A KERNEL entry of a row that nobody compiled."""
-    from kiln.tests.runtime.trees import kernel
-
-    return kernel(row.op, row.variant, list(compile_maps.passed(row.params)), b"none", isa=None)
+    entry: dict[str, Any] = kernel(
+        row.op, row.variant, list(compile_maps.passed(row.params)), b"none", isa=None
+    )
+    return entry
 
 
 @pytest.mark.parametrize("target", [t.name for t in TARGETS.values() if t.kind == "cuda"])
@@ -264,7 +275,7 @@ def test_a_measured_one_would_ship() -> None:
     own = own_candidates()["matmul_bt"]
     named = next(r for r in own.rows if r.variant == SAMPLE[0])
     only = replace(own, rows=(named,), defaults=(named.variant,), general=frozenset({named.variant}))
-    known = tuned.Database("matmul_bt", TARGET)
+    known = Database("matmul_bt", TARGET)
     (shipped,) = tuned.shipped(only, load((OWN,)).ops["matmul_bt"], known)
     assert shipped.row is named
 

@@ -1,5 +1,5 @@
-"""Kernels that take tensor maps made by the host, in both runtimes: one table of calls, one function that makes
-the maps, equal launches; and in libkiln alone what only it has."""
+"""Kernels that take tensor maps made by the host, in both runtimes: one table of calls, one function that
+makes the maps, equal launches; and in libkiln alone what only it has."""
 
 import ctypes
 import random
@@ -99,7 +99,7 @@ def test_the_same_refusals(
         libkiln.Library(c, root, "cuda", driver_path=fake.path)
 
 
-WRONG = (True, None, 0, -1, 257, 1.5, "x", "none", "128b", [], [1], [1, 1], ["dim", "M"], {})
+WRONG: tuple[Any, ...] = (True, None, 0, -1, 257, 1.5, "x", "none", "128b", [], [1], [1, 1], ["dim", "M"], {})
 
 
 def test_every_value_of_another_kind_has_the_same_verdict(libkiln_core: Core) -> None:
@@ -181,7 +181,8 @@ def test_what_is_admitted_breaks_no_rule(c: ctypes.CDLL, fake: FakeCuda, tmp_pat
     rng, ran, refused = random.Random(5), 0, 0
     for round_ in range(12):
         interleave = rng.choice(["none", "none", "16b", "32b"])
-        shape, strides = [["arg", "most"], dim("N")], [["stride", "x"]]
+        shape: list[Any] = [["arg", "most"], dim("N")]
+        strides: list[Any] = [["stride", "x"]]
         box = [rng.choice([1, 8, 64, 256]), rng.choice([8, 16, 32, 64])]
         if interleave != "none":
             shape, strides, box = [dim("M"), *shape], [["mul", 2, dim("N")], *strides], [1, *box]
@@ -196,7 +197,9 @@ def test_what_is_admitted_breaks_no_rule(c: ctypes.CDLL, fake: FakeCuda, tmp_pat
                 pitch = columns + rng.choice([0, 8, 16, 3])
                 most = rng.choice([-1, 0, 1, 5, 1 << 32, (1 << 32) + 1])
                 x = matrix(X + rng.choice([0, 16, 32, 64, 4]), 6, columns, pitch)
-                python, found = both.told("copied", {"x": x, "out": matrix(OUT, 6, columns, 4096), "most": most})
+                python, found = both.told(
+                    "copied", {"x": x, "out": matrix(OUT, 6, columns, 4096), "most": most}
+                )
                 assert python == found
                 assert fake.c.fake_broken_rule() == 0, found
                 refused += isinstance(found, str)
