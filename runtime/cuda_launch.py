@@ -120,10 +120,10 @@ class CudaLauncher:
         self, record: Record, pointers: Sequence[int], args: Args, scratch: int, zeroed: int
     ) -> None:
         """Write a call's values into a record."""
-        for run, pick in self._pointers:
-            record.values[run] = pick(pointers)
         if self._maps is not None:
             self._maps.point(record, pointers)
+        for run, pick in self._pointers:
+            record.values[run] = pick(pointers)
         self._pack(record, args, scratch, zeroed)
 
     def _pack(self, record: Record, args: Args, scratch: int, zeroed: int) -> None:

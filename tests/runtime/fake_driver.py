@@ -216,6 +216,8 @@ class FakeDriver:
         (status, *_) = self._result("cuTensorMapEncodeTiled", made)
         if not self.stack[-1] and self.needs_context:
             return CUresult.CUDA_ERROR_INVALID_CONTEXT
+        if where % 64:
+            return CUresult.CUDA_ERROR_INVALID_VALUE
         if status == 0:
             self.maps.append(made)
             (ctypes.c_uint64 * 16).from_address(where)[:] = [address, *(15 * [(1 << 64) - 1])]

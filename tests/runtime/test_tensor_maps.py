@@ -363,7 +363,11 @@ def test_what_the_driver_refuses_is_typed_and_forgotten(tmp_path: Path) -> None:
             lib.copied(**call(x=matrix(X + 256)), stream=7)
         with pytest.raises(DriverError, match=why):
             bound.update(x=matrix(X + 256))
+        assert bound.pointers[0] == X
         driver.fail.clear()
+        bound()
+        passed = read_params(driver.launches[-1]["params"], FORMATS)[1:3]
+        assert [p[:8] for p in passed] == [X.to_bytes(8, "little"), OUT.to_bytes(8, "little")]
         driver.maps.clear()
         count = len(driver.launches)
         lib.copied(**call(), stream=7)

@@ -256,6 +256,14 @@ def test_what_the_driver_refuses_is_typed_and_changes_nothing(
             bound.rebind(x=matrix(X))
             bound.launch(0x51)
             assert fake.launches()[-1].params[1][16:24] == X.to_bytes(8, "little")
+        fake.reset()
+        fake.c.fake_fail(1, 1)  # the second map, when the first is made
+        with pytest.raises(DriverError, match=MADE):
+            bound.rebind(x=matrix(X + 4096), out=matrix(OUT + 4096))
+        assert fake.names() == [MADE] * 4
+        bound.launch(0x51)
+        kept = fake.launches()[-1].params[1:3]
+        assert [p[16:24] for p in kept] == [X.to_bytes(8, "little"), OUT.to_bytes(8, "little")]
         bound.free()
 
 
