@@ -117,10 +117,11 @@ class BoundCall:
         pointers = [0 if v is None else v.ptr for v in views]
         if self._decision.candidate is not None:
             self._check(views, pointers)
-        self._given = self._given._replace(reads=reads, writes=writes)
-        self._views, self._pointers = views, pointers
+        # First, for a driver may refuse to make a tensor map.
         for call in self._calls.values():
             call.update(pointers)
+        self._given = self._given._replace(reads=reads, writes=writes)
+        self._views, self._pointers = views, pointers
         self.outputs = self._operation.results(self._given)
 
     def _replace(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from kiln.runtime import tensor_map
 from kiln.runtime.entities import Kernel, Like, Manifest, Plan, Signature
 from kiln.runtime.expr import Expr, Pred
 from kiln.runtime.expr import names as names_in
@@ -96,13 +97,21 @@ def _kernel_faults(k: Kernel, sig: Signature, target: str) -> Iterator[str]:
         *((e, "grid") for e in k.grid),
         *((x.bytes, f"scratch {x.name}") for x in k.scratch),
         *((p.value, f"param {p.name}") for p in k.params if p.value is not None),
+        *(
+            (e, f"param {p.name}")
+            for p in k.params
+            if p.map is not None
+            for e in (*p.map.shape, *p.map.strides)
+        ),
     )
     for tree, where in trees:
         yield from _name_faults(tree, sig, where)
     roles = {t.name: t.role for t in sig.tensors}
     scratch = {f"scratch:{x.name}" for x in k.scratch}
     for p in k.params:
-        if p.kind != "ptr" or p.operand in scratch:
+        if p.map is not None:
+            yield from tensor_map.faults(p, p.map, target)
+        if p.operand is None or p.operand in scratch:
             continue
         role = roles.get(p.operand or "")
         if role is None:

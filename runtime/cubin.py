@@ -30,11 +30,12 @@ STB_GLOBAL, STT_FUNC, STO_CUDA_ENTRY = 1, 2, 0x10
 _MAX_THREADS, _REQNTID = 0x05, 0x10
 _FRAME_SIZE, _MIN_STACK, _KPARAM, _CBANK_SIZE = 0x11, 0x12, 0x17, 0x19
 _REGCOUNT, _CTA_PER_CLUSTER, _KPARAM_V2, _NUM_BARRIERS = 0x2F, 0x3D, 0x45, 0x4C
+_PARAM_CBANK = 0x0A
 _ACCELERATOR = 0x09
 _OF_SYMBOLS = frozenset({_REGCOUNT, _FRAME_SIZE, _MIN_STACK})
 _PARAMS = frozenset({_KPARAM, _KPARAM_V2})
 _SHAPES = frozenset({_REQNTID, _MAX_THREADS, _CTA_PER_CLUSTER})
-_OF_KERNELS = _PARAMS | _SHAPES | {_CBANK_SIZE, _NUM_BARRIERS}
+_OF_KERNELS = _PARAMS | _SHAPES | {_PARAM_CBANK, _CBANK_SIZE, _NUM_BARRIERS}
 _NOTE_CUINFO, _NOTE_TKINFO = 1000, 2000
 _VENDOR = b"NVIDIA Corp\0"
 
@@ -43,6 +44,7 @@ _SYMBOL_VALUE = struct.Struct("<II")
 _PARAM = struct.Struct("<IHHI")
 _PARAM_V2 = struct.Struct("<IHHHH")
 _TRIPLE = struct.Struct("<III")
+_BANK = struct.Struct("<IHH")
 
 
 class CubinParam(NamedTuple):
@@ -60,6 +62,8 @@ class CubinKernel:
     name: str
     params: tuple[CubinParam, ...]
     """By ordinal, gapless from 0."""
+    param_base: int
+    """Where the parameter block begins in its constant bank: what an offset's alignment counts from."""
     param_bytes: int
     """Size of the parameter block."""
     reqntid: tuple[int, int, int] | None
@@ -265,7 +269,7 @@ def _read_kernel(
         refuse(f"kernel {name!r} has no register count or no section '.nv.info.{name}'")
     params: list[CubinParam] = []
     shapes: dict[int, tuple[int, int, int]] = {}
-    param_bytes, barriers = 0, text.flags >> 20 & 0x7F
+    param_base, param_bytes, barriers = 0, 0, text.flags >> 20 & 0x7F
     for attr, small, payload in _attributes(elf, info, _OF_KERNELS):
         if attr in _PARAMS:
             params.append(_read_param(name, attr, payload))
@@ -275,6 +279,10 @@ def _read_kernel(
             shape = _TRIPLE.unpack(payload)
             if shapes.setdefault(attr, shape) != shape:
                 refuse(f"kernel {name!r}: attribute {attr:#x} is given twice, {shapes[attr]} and {shape}")
+        elif attr == _PARAM_CBANK:
+            if len(payload) != _BANK.size:
+                refuse(f"kernel {name!r}: attribute {attr:#x} has {len(payload)} bytes, expected 8")
+            _, param_base, _ = _BANK.unpack(payload)
         elif attr == _CBANK_SIZE:
             param_bytes = small
         else:
@@ -282,6 +290,7 @@ def _read_kernel(
     return CubinKernel(
         name=name,
         params=_ordered(name, params, param_bytes),
+        param_base=param_base,
         param_bytes=param_bytes,
         reqntid=shapes.get(_REQNTID),
         max_threads=shapes.get(_MAX_THREADS),

@@ -137,10 +137,12 @@ class CudaDevice:
         return legal_targets(self.cc, available)
 
     def refusal(self, kernel: Kernel) -> str | None:
-        """Shared memory that this device does not have."""
+        """Shared memory that this device does not have, or tensor maps that its driver cannot make."""
         need = kernel.shared_bytes + kernel.resources.get("static_shared", 0)
         if need > self.shared_limit:
             return f"needs {need} bytes of shared memory, the device allows {self.shared_limit}"
+        if any(p.map is not None for p in kernel.params) and self.driver.encode is None:
+            return "takes tensor maps, and libcuda has no cuTensorMapEncodeTiled; update the driver"
         return None
 
     def check_toolchain(self, versions: Iterable[str]) -> None:

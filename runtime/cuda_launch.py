@@ -14,6 +14,7 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kiln.runtime.cuda_maps import Maps
 from kiln.runtime.device import Call, PlainCall, Route
 from kiln.runtime.entities import Kernel
 from kiln.runtime.errors import ContractError
@@ -35,12 +36,15 @@ class Record:
     """One launch: the table of parameter addresses followed by the parameters, and the configuration; and the
     scalars that are packed in it, to pack them again only where they change."""
 
-    __slots__ = ("address", "args", "buffer", "config", "values")
+    __slots__ = ("address", "args", "buffer", "config", "mapped", "maps", "values")
 
     def __init__(self, buffer: Any, count: int, config: Any) -> None:
         self.buffer, self.address, self.config = buffer, ctypes.addressof(buffer), config
         self.values: Any = (ctypes.c_uint64 * count).from_buffer(buffer, 8 * count)
         self.args: Args | None = None
+        self.mapped: Any = None
+        self.maps: Any = ()
+        """The addresses of which it passes tensor maps, and these maps."""
 
 
 class CudaLauncher:
@@ -62,6 +66,7 @@ class CudaLauncher:
         self._computed = [(packers[at], first + 8 * at, f) for at, f in recipe.computed]
         self._scratches = [(first + 8 * at, offset) for at, offset in recipe.scratch.places]
         self._zeroed = [(first + 8 * at, offset) for at, offset in recipe.zeroed.places]
+        self._maps = Maps(device, kernel, recipe.maps) if recipe.maps else None
 
     def run(
         self, pointers: Sequence[int], args: Args, stream: int, scratch: int = 0, zeroed: int = 0
@@ -91,6 +96,8 @@ class CudaLauncher:
         if scratch or zeroed or (args is not last and (args != last or 0 in args)):
             # Equal scalars have equal bits, but for zeros of either sign.
             self._pack(record, args, scratch, zeroed)
+        if self._maps is not None:
+            self._maps.point(record, pointers)
         (status,) = device.launch(record.config, self._function, record.address, 0)
         if status:
             self.relaunch(record, status)
@@ -106,12 +113,15 @@ class CudaLauncher:
         """`run` of addresses that are still to be brought in order."""
         other = copy.copy(self)
         other._pointers = _runs([(at, order[i]) for at, i in self._recipe.pointers])
+        other._maps = None if self._maps is None else self._maps.via(order)
         return other.run
 
     def pack(
         self, record: Record, pointers: Sequence[int], args: Args, scratch: int, zeroed: int
     ) -> None:
         """Write a call's values into a record."""
+        if self._maps is not None:
+            self._maps.point(record, pointers)
         for run, pick in self._pointers:
             record.values[run] = pick(pointers)
         self._pack(record, args, scratch, zeroed)
@@ -138,7 +148,7 @@ class CudaLauncher:
     ) -> Packed | None:
         """See Packs."""
         address, recipe, k = self._device.driver.launch_address, self._recipe, self._kernel
-        held = self.scratch_bytes or self.zeroed_bytes
+        held = self.scratch_bytes or self.zeroed_bytes or self._maps is not None
         if address is None or held or self.empty or (args is None and recipe.computed):
             return None
         values = recipe.constants(pointers, args)

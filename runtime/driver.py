@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NoReturn
 
 from kiln.runtime.errors import ContextLostError, DriverError, UnavailableError
@@ -49,6 +51,17 @@ class Driver:
         self.module = module if module is not None else _import_driver()
         self.launch_address = _launch_address() if module is None else getattr(module, "launch_address", None)
         """Where cuLaunchKernelEx is, for callers in C; None where only `module`'s own function will do."""
+        self._own = module is None
+
+    @cached_property
+    def encode(self) -> Callable[..., int] | None:
+        """cuTensorMapEncodeTiled, with the parameters of `cuda_maps.PROTOTYPE`; None where the driver has
+        none."""
+        from kiln.runtime.cuda_maps import PROTOTYPE
+
+        stand_in = getattr(self.module, "encode_address", None)
+        found = _address("cuTensorMapEncodeTiled") if self._own else stand_in
+        return None if found is None else PROTOTYPE(found)
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a driver function; its results without the status: none, one value, or a tuple.
@@ -83,8 +96,12 @@ def default_is_per_thread() -> bool:
 def _launch_address() -> int | None:
     if default_is_per_thread():
         return None
+    return _address("cuLaunchKernelEx")
+
+
+def _address(name: str) -> int | None:
     try:
-        found = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx, ctypes.c_void_p).value
+        found = ctypes.cast(getattr(ctypes.CDLL("libcuda.so.1"), name), ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
     return found

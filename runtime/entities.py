@@ -111,14 +111,36 @@ class Signature:
 
 
 @record
+class TensorMap:
+    """How the copy engine (TMA) walks an operand; outermost dimension first.
+
+    Attributes:
+        shape: elements.
+        strides: elements, of all dimensions but the innermost, whose stride is 1.
+        box: elements that one copy takes.
+        swizzle, interleave: how they lie in shared memory.
+        l2: bytes that L2 loads at once.
+        fill: what copies hold beyond the shape.
+    """
+
+    shape: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    box: tuple[int, ...]
+    swizzle: Literal["none", "32b", "64b", "128b"]
+    interleave: Literal["none", "16b", "32b"]
+    l2: Literal["none", "64b", "128b", "256b"]
+    fill: Literal["zeros", "nan"]
+
+
+@record
 class Param:
     """One parameter of an entry, in order. Which fields are set depends on `kind`:
 
     ptr: operand, access, align. scalar: value, divisible_by. null: none (passed as 0). dropped: value,
-        equals (not passed).
+        equals (not passed). tensor_map: operand, access, map (passed by value).
     """
 
-    kind: Literal["ptr", "scalar", "null", "dropped"]
+    kind: Literal["ptr", "scalar", "null", "dropped", "tensor_map"]
     name: str
     dtype: str
     operand: str | None = None
@@ -127,6 +149,7 @@ class Param:
     value: Expr = None
     divisible_by: int | None = None
     equals: int | None = None
+    map: TensorMap | None = None
 
 
 @record

@@ -34,6 +34,7 @@ from kiln.runtime.entities import (
     Step,
     Temp,
     Tensor,
+    TensorMap,
 )
 from kiln.runtime.errors import SchemaError
 from kiln.runtime.fields import read, shown
@@ -113,6 +114,7 @@ _PARAM_FIELDS = {
     "scalar": ("kind", "name", "dtype", "value", "divisible_by"),
     "null": ("kind", "name", "dtype"),
     "dropped": ("kind", "name", "dtype", "value", "equals"),
+    "tensor_map": ("kind", "name", "dtype", "operand", "access", "map"),
 }
 
 
@@ -166,6 +168,7 @@ __all__ = [
     "Step",
     "Temp",
     "Tensor",
+    "TensorMap",
     "canonical_json",
     "dump",
     "parse_index",

@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kiln.runtime import tensor_map
 from kiln.runtime.cubin import Cubin, CubinKernel, read_cubin
 from kiln.runtime.elf import ElfError
 from kiln.runtime.shared_object import SharedObject, read_shared_object
 
 if TYPE_CHECKING:
-    from kiln.runtime.manifest import Kernel
+    from kiln.runtime.manifest import Kernel, Param
 
 SHARED_LIMITS = {
     80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448,
@@ -119,8 +120,8 @@ def _prove_params(kernel: Kernel, found: CubinKernel) -> Iterator[str]:
         return
     end = 0
     for told, there in zip(passed, found.params, strict=True):
-        size = _PARAM_BYTES.get(told.dtype, 0) if told.kind == "scalar" else 8
-        offset = -(-end // size) * size if size else end
+        size, unit = _place(told)
+        offset = -(-(found.param_base + end) // unit) * unit - found.param_base if unit else end
         if (there.offset, there.size) != (offset, size):
             yield (
                 f"takes {there.size} bytes at offset {there.offset} as parameter {there.ordinal} in its "
@@ -128,6 +129,14 @@ def _prove_params(kernel: Kernel, found: CubinKernel) -> Iterator[str]:
                 f"the manifest passes {told.name!r} as {size} bytes at offset {offset}"
             )
         end = offset + size
+
+
+def _place(p: Param) -> tuple[int, int]:
+    """Bytes of a parameter, and what its place in the constant bank is a multiple of."""
+    if p.kind == "tensor_map":
+        return tensor_map.BYTES, tensor_map.ALIGN
+    size = _PARAM_BYTES.get(p.dtype, 0) if p.kind == "scalar" else 8
+    return size, size
 
 
 def _prove_shape(kernel: Kernel, found: CubinKernel) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kiln.runtime import tensor_map
 from kiln.runtime.bind import Bound
 from kiln.runtime.dtypes import CODES
 from kiln.runtime.entities import Kernel, Param, Signature
@@ -12,6 +13,7 @@ from kiln.runtime.errors import ContractError
 from kiln.runtime.expr import Env, compile_expr, names
 from kiln.runtime.record import record
 from kiln.runtime.scratch import laid_out
+from kiln.runtime.tensor_map import Tiled
 
 _RANGES = {"i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1)}
 _BYTE_TYPES = CODES | {"u8", "i8", "bool"}
@@ -42,6 +44,7 @@ class Recipe:
         computed: (parameter, function of the scalars) of everything else that depends on them.
         scratch: scratch memory of arbitrary content.
         zeroed: scratch memory that is all zeros before and after each launch.
+        maps: (parameter, index into the call's pointers, how it is walked) of tensor maps.
         grid: program counts.
         work: bytes that the operands cover, to judge whether threads pay.
     """
@@ -53,6 +56,7 @@ class Recipe:
     computed: list[tuple[int, Callable[[tuple[int | float, ...]], Any]]]
     scratch: Room
     zeroed: Room
+    maps: list[tuple[int, int, Tiled]]
     grid: tuple[int, int, int]
     work: int
 
@@ -85,6 +89,7 @@ def shape_args(sig: Signature, kernel: Kernel) -> set[str]:
     value."""
     trees = [kernel.when, *kernel.grid, *(s.bytes for s in kernel.scratch)]
     trees += [p.value for p in kernel.params if p.kind == "dropped" or (p.divisible_by or 1) > 1]
+    trees += [e for p in kernel.params if p.map is not None for e in (*p.map.shape, *p.map.strides)]
     return {name for tree in trees for head, name in names(tree) if head == "arg"}
 
 
@@ -92,7 +97,9 @@ def why_not_params(kernel: Kernel, bound: Bound) -> str | None:
     """Which promise of a kernel's parameters this call would break: types, alignment, divisibility, range."""
     env = bound.env
     for p in kernel.params:
-        why = _why_not_pointer(p, env) if p.kind == "ptr" else _why_not_scalar(p, env)
+        why = _why_not_scalar(p, env) if p.operand is None else _why_not_pointer(p, env)
+        if why is None and p.map is not None:
+            why = tensor_map.why_not(p, p.map, env)
         if why is not None:
             return why
     return None
@@ -103,8 +110,9 @@ def _why_not_pointer(p: Param, env: Env) -> str | None:
     found = env.dtypes.get(name)
     if found is not None and found != p.dtype and not {found, p.dtype} <= _BYTE_TYPES:
         return f"reads {name} as {p.dtype}, found {found}"
-    off = env.pointers.get(name, 0) % (p.align or 1)
-    return f"needs {name} aligned to {p.align} bytes, found it {off} bytes off" if off else None
+    align = p.align or 1 if p.map is None else tensor_map.alignment(p.map)
+    off = env.pointers.get(name, 0) % align
+    return f"needs {name} aligned to {align} bytes, found it {off} bytes off" if off else None
 
 
 def _why_not_scalar(p: Param, env: Env) -> str | None:
@@ -132,15 +140,19 @@ def make_recipe(kernel: Kernel, bound: Bound, sig: Signature) -> Recipe:
     scalars = {o.name: i for i, o in enumerate(sig.scalars)}
     grid = tuple(_extent(kernel, compile_expr(e)(bound.env)) for e in kernel.grid)
     scratch, zeroed = _room(kernel, bound, False), _room(kernel, bound, True)
-    r = Recipe([], [], [], [], [], scratch, zeroed, (grid[0], grid[1], grid[2]), _work(bound))
+    r = Recipe([], [], [], [], [], scratch, zeroed, [], (grid[0], grid[1], grid[2]), _work(bound))
     for p in kernel.params:
         if p.kind == "dropped":
             continue
         at = len(r.template)
         r.dtypes.append(p.dtype if p.kind == "scalar" else "ptr")
         r.template.append(0)
-        if p.kind == "ptr" and p.operand in tensors:
-            r.pointers.append((at, tensors[p.operand] + (len(tensors) if p.access == "write" else 0)))
+        if p.operand in tensors:
+            side = tensors[p.operand] + (len(tensors) if p.access == "write" else 0)
+            if p.map is None:
+                r.pointers.append((at, side))
+            else:
+                r.maps.append((at, side, tensor_map.tiled(p, p.map, bound.env)))
         elif p.kind == "scalar":
             _scalar(r, at, p, bound.env, scalars)
     return r

@@ -140,6 +140,18 @@ SIGNATURE = record(
     },
 )
 
+_TENSOR_MAP = record(
+    e.TensorMap,
+    {
+        "shape": array(_EXPR, 5, 1),
+        "strides": array(_EXPR, 4),
+        "box": array(integer(1, 256), 5, 1),
+        "swizzle": choice("none", "32b", "64b", "128b"),
+        "interleave": choice("none", "16b", "32b"),
+        "l2": choice("none", "64b", "128b", "256b"),
+        "fill": choice("zeros", "nan"),
+    },
+)
 _PARAM = tagged(
     "kind",
     {
@@ -173,6 +185,17 @@ _PARAM = tagged(
                 "dtype": choice("i32", "i64", "f32", "f64"),
                 "value": _EXPR,
                 "equals": integer(-(1 << 31), (1 << 31) - 1),
+            },
+        ),
+        "tensor_map": record(
+            e.Param,
+            {
+                "kind": choice("tensor_map"),
+                "name": _IDENT,
+                "dtype": _DTYPE,
+                "operand": _IDENT,
+                "access": choice("read", "write"),
+                "map": _TENSOR_MAP,
             },
         ),
     },

@@ -136,7 +136,7 @@ class _Facts:
         """("dim" or "arg", name) -> what it must be."""
         present = set()
         if isinstance(candidate, Kernel):
-            pointers = {p.operand: p.dtype for p in candidate.params if p.kind == "ptr" and p.operand}
+            pointers = {p.operand: p.dtype for p in candidate.params if p.operand}
             self.dtypes.update({t.name: pointers[t.name] for t in sig.tensors if t.name in pointers})
             present = set(self.dtypes)
         absent = set()

@@ -21,7 +21,7 @@ def _merged_gates(_target: str, kernel: Kernel) -> bool:
 
 def _one_type(_target: str, kernel: Kernel) -> bool:
     """Whether it gates and normalizes in one element type."""
-    of = {p.operand: p.dtype for p in kernel.params if p.kind == "ptr"}
+    of = {p.operand: p.dtype for p in kernel.params if p.operand is not None}
     gated = ("x", "gate", "weight", "out")
     return of.keys() >= set(gated) and len({of[n] for n in gated}) == 1
 

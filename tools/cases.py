@@ -260,7 +260,7 @@ def _draft(sig: Signature, candidate: Kernel | Plan, seed: int, attrs: Mapping[s
     asked = {a[1]: a[2] for a in atoms(candidate.when) if a[0] == "dtype"}
     presence = {a[1]: a[0] == "present" for a in atoms(candidate.when) if a[0] in ("present", "absent")}
     if isinstance(candidate, Kernel):
-        pointers = [p for p in candidate.params if p.kind == "ptr" and p.operand is not None]
+        pointers = [p for p in candidate.params if p.operand is not None]
         asked = {**{p.operand or "": p.dtype for p in pointers}, **asked}
         # What a kernel reads but does not ask for may be absent: by turns it is.
         read = {t.name: t.name in asked and seed % 2 == 0 for t in sig.tensors if t.optional}

@@ -191,6 +191,11 @@ def _kernel_text(k: Kernel) -> str:
 def _param_text(p: Param) -> str:
     if p.kind == "ptr":
         return f"{p.dtype:<7} {p.name} -> {p.operand} ({p.access}, aligned to {p.align})"
+    if p.map is not None:
+        extents, strides = (", ".join(map(render, values)) for values in (p.map.shape, p.map.strides))
+        how = f"box {list(p.map.box)}, swizzle {p.map.swizzle}, interleave {p.map.interleave}"
+        how = f"[{extents}] by [{strides}], {how}, L2 {p.map.l2}, beyond it {p.map.fill}"
+        return f"{p.dtype:<7} {p.name} -> tensor map of {p.operand} ({p.access}): {how}"
     if p.kind == "null":
         return f"{p.dtype:<7} {p.name} = 0"
     unit = f", a multiple of {p.divisible_by}" if (p.divisible_by or 1) > 1 else ""

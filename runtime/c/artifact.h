@@ -60,6 +60,7 @@ typedef struct { bool given; uint32_t n[3]; } cubin_shape;
 typedef struct {
   const char *name;
   cubin_param *params; uint32_t param_count; /* by ordinal, gapless from 0 */
+  uint32_t param_base;          /* where their block begins in its constant bank: what an offset's alignment counts from */
   cubin_shape reqntid, cluster; /* the block, and the cluster, that a launch must have */
   uint32_t registers, stack;    /* per thread; bytes */
   uint64_t static_shared;       /* bytes a block, without the 1024 that the system takes from sm_90 on */

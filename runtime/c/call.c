@@ -255,19 +255,22 @@ static void commit_arguments(kiln_call *call) {
       }
 }
 
-/* What is checked is made: numbers first, since only they can fail, with the old ones put back if they do. */
-static kiln_code commit(kiln_call *call, const changes *to, const uintptr_t *table, kiln_error *error) {
+static kiln_code fill(kiln_call *call, const number *args, const uintptr_t *table, kiln_error *error) {
+  memcpy(call->prepared.numbers, args, call->op->sig->scalar_count * sizeof *args);
+  memcpy(call->prepared.table, table, call->decision.operands * sizeof *table);
+  kiln_code code = kiln_fill_numbers(&call->prepared, error);
+  return code == KILN_OK ? kiln_fill_pointers(&call->prepared, error) : code;
+}
+
+/* What is checked is made: numbers and tensor maps first, since only they can fail, with the old ones put back if they do. */
+static kiln_code commit(kiln_call *call, const changes *to, const uintptr_t *table, work *w, kiln_error *error) {
   const op_signature *sig = call->op->sig;
-  if (call->decision.candidate != NULL) {
-    memcpy(call->prepared.numbers, to->args, sig->scalar_count * sizeof *to->args);
-    kiln_code code = kiln_fill_numbers(&call->prepared, error);
-    if (code != KILN_OK) {
-      memcpy(call->prepared.numbers, call->given.args, sig->scalar_count * sizeof *to->args);
-      kiln_fill_numbers(&call->prepared, NULL);
-      return code;
-    }
-    memcpy(call->prepared.table, table, call->decision.operands * sizeof *table);
-    kiln_fill_pointers(&call->prepared);
+  kiln_code code = call->decision.candidate != NULL ? fill(call, to->args, table, error) : KILN_OK;
+  if (code != KILN_OK) {
+    const changes old = {call->given.reads, call->given.writes, call->given.args};
+    uintptr_t *before;
+    if (new_table(call, &old, w, &before, NULL) == KILN_OK) fill(call, old.args, before, NULL);
+    return code;
   }
   memcpy(call->given.reads, to->reads, sig->tensor_count * sizeof *to->reads);
   memcpy(call->given.writes, to->writes, sig->tensor_count * sizeof *to->writes);
@@ -291,5 +294,5 @@ kiln_code kiln_rebind(kiln_call *call, const kiln_argument *changed, size_t coun
   if (!fine) return kiln_work_failed(&w, sig->name, error);
   for (size_t i = 0; i < count && code == KILN_OK; i++) code = change(call, &to, &changed[i], error);
   if (code == KILN_OK) code = new_table(call, &to, &w, &table, error);
-  return code == KILN_OK ? commit(call, &to, table, error) : code;
+  return code == KILN_OK ? commit(call, &to, table, &w, error) : code;
 }

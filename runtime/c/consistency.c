@@ -250,16 +250,46 @@ static bool check_trees(checker *c, const raw_op *op, manifest_kernel *k) {
     if (!check_names(c, op, &k->scratch[i].bytes, "scratch ", k->scratch[i].name)) return false;
   }
   for (uint32_t i = 0; i < k->param_count; ++i) {
-    if (k->params[i].has_value && !check_names(c, op, &k->params[i].value, "param ", k->params[i].name)) return false;
+    kernel_param *p = &k->params[i];
+    if (p->has_value && !check_names(c, op, &p->value, "param ", p->name)) return false;
+    for (uint32_t j = 0; p->map != NULL && j < p->map->rank; ++j)
+      if (!check_names(c, op, &p->map->shape[j], "param ", p->name)) return false;
+    for (uint32_t j = 0; p->map != NULL && j < p->map->stride_count; ++j)
+      if (!check_names(c, op, &p->map->strides[j], "param ", p->name)) return false;
   }
   return true;
 }
 
-static bool check_pointers(checker *c, const raw_op *op, manifest_kernel *k) {
+/* Rules of the driver that a tensor map breaks, whatever the call. */
+static bool check_map(checker *c, const kernel_param *p, const tensor_map *m, const char *target) {
+  enum { NONE, BY_32 = 2, SWIZZLE_32B = 1 };
+  const struct kiln_dtype_row *type = &KILN_DTYPES[kiln_dtype_named(p->dtype)];
+  int64_t inner = m->box[m->box_count - 1] * type->bytes, widest = INT64_C(16) << m->swizzle;
+  if (!kiln_target_has_maps(target))
+    return fault(c, "param %s is a tensor map, which %s has not; expected sm_90 or later.", p->name, target);
+  if (m->rank != m->stride_count + 1 || m->rank != m->box_count)
+    return fault(c, "param %s has %" PRIu32 " extents, %" PRIu32 " strides and a box of %" PRIu32
+                    "; expected a stride less, the innermost being 1.", p->name, m->rank, m->stride_count, m->box_count);
+  if (m->interleave != NONE && m->rank < 3)
+    return fault(c, "param %s is interleaved and has %" PRIu32 " dimensions; expected 3 and more.", p->name, m->rank);
+  if (m->interleave == BY_32 && m->swizzle != SWIZZLE_32B)
+    return fault(c, "param %s is interleaved by 32 bytes with another swizzle; expected 32b.", p->name);
+  if (m->interleave == NONE && inner % 16 != 0)
+    return fault(c, "param %s copies rows of %" PRId64 " bytes; expected a multiple of 16.", p->name, inner);
+  if (m->interleave == NONE && m->swizzle != NONE && inner > widest)
+    return fault(c, "param %s copies rows of %" PRId64 " bytes, which its swizzle does not hold; expected no more than %" PRId64 ".",
+                 p->name, inner, widest);
+  if (m->fill != NONE && (type->code || (p->dtype[0] != 'f' && p->dtype[0] != 'b') || type->bytes < 2))
+    return fault(c, "param %s fills %s with NaN; expected a type that the copy engine knows as one.", p->name, p->dtype);
+  return true;
+}
+
+static bool check_pointers(checker *c, const raw_op *op, manifest_kernel *k, const char *target) {
   static const char *const roles[] = {"in", "inout", "out"};
   for (uint32_t i = 0; i < k->param_count; ++i) {
     kernel_param *p = &k->params[i];
-    if (p->kind != PARAM_PTR || (p->scratch = kiln_scratch_index(k, p->operand)) >= 0) continue;
+    if (p->map != NULL && !check_map(c, p, p->map, target)) return false;
+    if (p->operand == NULL || (p->scratch = kiln_scratch_index(k, p->operand)) >= 0) continue;
     if ((p->tensor = kiln_tensor_index(&op->op, p->operand)) < 0)
       return fault(c, "param %s points to '%s', which is no tensor or scratch of the op.", p->name, p->operand);
     operand_role role = op->op.tensors[p->tensor].role;
@@ -368,7 +398,7 @@ static bool check_all(checker *c, raw_manifest *m) {
   for (uint32_t i = 0; i < m->kernel_count; ++i) {
     manifest_kernel *k = &m->kernels[i].kernel;
     const raw_op *op = declared(c, m, "kernel", m->kernels[i].op, k->variant);
-    if (op == NULL || !check_trees(c, op, k) || !check_pointers(c, op, k) || !check_isa(c, k, m->target)) return false;
+    if (op == NULL || !check_trees(c, op, k) || !check_pointers(c, op, k, m->target) || !check_isa(c, k, m->target)) return false;
   }
   for (uint32_t i = 0; i < m->plan_count; ++i) {
     const raw_op *op = declared(c, m, "plan", m->plans[i].op, m->plans[i].plan.variant);

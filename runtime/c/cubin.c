@@ -12,6 +12,7 @@ enum { STB_GLOBAL = 1, STT_FUNC = 2, STO_CUDA_ENTRY = 0x10, RESERVED_SHARED = 10
 enum {
   MAX_THREADS = 0x05,
   ACCELERATOR = 0x09,
+  PARAM_CBANK = 0x0A,
   REQNTID = 0x10,
   FRAME_SIZE = 0x11,
   MIN_STACK = 0x12,
@@ -212,6 +213,13 @@ static bool read_param(elf *e, cubin_kernel *k, const record *r) {
   return true;
 }
 
+static bool read_base(elf *e, cubin_kernel *k, const record *r) {
+  if (r->payload.bytes != 8)
+    return kiln_elf_refuse(e, "kernel '%.200s': attribute %#x has %zu bytes, expected 8", k->name, r->attr, r->payload.bytes);
+  k->param_base = kiln_u16(r->payload.data + 4);
+  return true;
+}
+
 static bool read_shape(elf *e, const cubin_kernel *k, const record *r, cubin_shape *shape) {
   if (r->payload.bytes != 12)
     return kiln_elf_refuse(e, "kernel '%.200s': attribute %#x has %zu bytes, expected 12", k->name, r->attr, r->payload.bytes);
@@ -244,6 +252,7 @@ static bool read_info(elf *e, const elf_section *info, cubin_kernel *k) {
       case REQNTID: good = read_shape(e, k, &r, &k->reqntid); break;
       case MAX_THREADS: good = read_shape(e, k, &r, &most); break;
       case CTA_PER_CLUSTER: good = read_shape(e, k, &r, &k->cluster); break;
+      case PARAM_CBANK: good = read_base(e, k, &r); break;
       case CBANK_SIZE: param_bytes = r.small; break;
       default: break;
     }

@@ -86,7 +86,7 @@ static void need_alignment(decision *d, const candidate *c, const view *reads, c
     uint32_t need = most_aligned(when, i);
     for (uint32_t j = 0; c->kernel != NULL && j < c->kernel->param_count; j++) {
       const kernel_param *p = &c->kernel->params[j];
-      if (p->kind == PARAM_PTR && p->tensor == (int32_t)i && p->align > need) need = (uint32_t)p->align;
+      if (p->tensor == (int32_t)i && p->align > need) need = (uint32_t)p->align;
     }
     for (int side = 0; side < 2; side++) {
       const view *v = side ? &writes[i] : &reads[i];
@@ -297,6 +297,9 @@ static bool kernel_shapes(const manifest_kernel *k, uint32_t scalar) {
     const kernel_param *p = &k->params[i];
     bool promised = p->kind == PARAM_DROPPED || (p->has_divisible_by && p->divisible_by > 1);
     found = found || (promised && p->has_value && kiln_names_arg(&p->value, scalar));
+    for (uint32_t j = 0; p->map != NULL && j < p->map->rank; j++) found = found || kiln_names_arg(&p->map->shape[j], scalar);
+    for (uint32_t j = 0; p->map != NULL && j < p->map->stride_count; j++)
+      found = found || kiln_names_arg(&p->map->strides[j], scalar);
   }
   return found;
 }

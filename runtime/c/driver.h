@@ -19,6 +19,7 @@ enum {
   CUDA_ERROR_DEINITIALIZED = 4,
   CUDA_ERROR_STUB_LIBRARY = 34,
   CUDA_ERROR_NO_DEVICE = 100,
+  CUDA_ERROR_INVALID_CONTEXT = 201,
   CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
   ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
   ATTRIBUTE_INTEGRATED = 18,
@@ -77,6 +78,9 @@ _Static_assert(sizeof(CUlaunchConfig) == 56 && offsetof(CUlaunchConfig, stream) 
   X(MemcpyHtoD, "cuMemcpyHtoD_v2", 1, (CUdeviceptr, const void *, size_t))                                                    \
   X(MemcpyDtoH, "cuMemcpyDtoH_v2", 1, (void *, CUdeviceptr, size_t))                                                          \
   X(StreamSynchronize, "cuStreamSynchronize", 1, (CUstream))                                                                  \
+  X(TensorMapEncodeTiled, "cuTensorMapEncodeTiled", 0,                                                                        \
+    (void *, int, uint32_t, CUdeviceptr, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *, int, int,    \
+     int, int))                                                                                                               \
   X(StreamIsCapturing, "cuStreamIsCapturing", 1, (CUstream, int *))                                                           \
   X(LaunchKernelEx, "cuLaunchKernelEx", 1, (const CUlaunchConfig *, CUfunction, void **, void **))
 

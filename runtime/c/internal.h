@@ -106,7 +106,15 @@ typedef struct {
   numerics_contract contract;
 } op_signature;
 
-typedef enum { PARAM_PTR, PARAM_SCALAR, PARAM_NULL, PARAM_DROPPED } param_kind;
+typedef enum { PARAM_PTR, PARAM_SCALAR, PARAM_NULL, PARAM_DROPPED, PARAM_MAP } param_kind;
+/* How the copy engine (TMA) walks an operand; outermost dimension first, the innermost stride is 1. Words are the driver's numbers. */
+typedef struct {
+  expr *shape; uint32_t rank;
+  expr *strides; uint32_t stride_count;
+  int64_t *box; uint32_t box_count;
+  int swizzle, interleave, l2, fill;
+} tensor_map;
+enum { MAP_BYTES = 128, MAP_ALIGN = 64, MAP_RANK = 5 }; /* of a map, as a parameter and in memory; most dimensions */
 typedef struct {
   param_kind kind;
   const char *name, *dtype, *operand;
@@ -115,6 +123,7 @@ typedef struct {
   int64_t align, divisible_by, equals; /* 0 where absent */
   bool has_divisible_by, has_value;
   expr value;
+  const tensor_map *map;    /* of PARAM_MAP */
 } kernel_param;
 typedef struct { const char *name; expr bytes; int64_t align; bool zeroed; } kernel_scratch;
 typedef struct { const char *key; int64_t value; } named_count;
@@ -200,6 +209,7 @@ kiln_code kiln_prove(const manifest *m, const manifest_kernel *kernel, const uin
 
 /* ---- targets (targets.c) ---- */
 bool kiln_target_runs_on(const char *target, int major, int minor);
+bool kiln_target_has_maps(const char *target); /* of tensors: sm_90 and later */
 /* Orders two legal targets of one device: negative if `a` is better. */
 int kiln_target_compare(const char *a, const char *b);
 int kiln_isa_rank(const char *target, const char *tier); /* -1: unknown */

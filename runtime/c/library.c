@@ -34,6 +34,12 @@ static int64_t shared_bytes(const manifest_kernel *k) {
   return bytes;
 }
 
+static bool takes_maps(const manifest_kernel *k) {
+  for (uint32_t i = 0; i < k->param_count; i++)
+    if (k->params[i].map != NULL) return true;
+  return false;
+}
+
 /* Why this device cannot run a kernel at all; false: no memory. */
 static bool refusal(kiln_library *library, const pack *p, const manifest_kernel *k, const char **out) {
   char text[256];
@@ -44,6 +50,8 @@ static bool refusal(kiln_library *library, const pack *p, const manifest_kernel 
   } else if (library->kind == DEVICE_CUDA && shared_bytes(k) > library->shared_limit) {
     kiln_put(&s, "needs %lld bytes of shared memory, the device allows %lld", (long long)shared_bytes(k),
              (long long)library->shared_limit);
+  } else if (library->kind == DEVICE_CUDA && takes_maps(k) && !kiln_cuda_makes_maps(library)) {
+    kiln_put(&s, "takes tensor maps, and libcuda has no cuTensorMapEncodeTiled; update the driver");
   }
   if (s.used == 0) return true;
   *out = kiln_arena_text(library->arena, text, strlen(text));

@@ -31,13 +31,43 @@ kiln_code kiln_fill_numbers(prepared_call *p, kiln_error *error) {
   return KILN_OK;
 }
 
-void kiln_fill_pointers(prepared_call *p) {
+/* Brings a launch's tensor maps to the addresses of the call's table. */
+static kiln_code fill_maps(const prepared_call *p, const prepared *to, kiln_error *error) {
+  const decision *d = p->decision;
+  for (uint32_t i = 0; i < to->launch->map_count; i++) {
+    const map_patch *m = &to->launch->maps[i];
+    uintptr_t address = p->table[m->at], made_for = to->slots[m->slot];
+    /* Before scratch is taken, temporaries have no address. */
+    if (made_for == address || (m->at >= d->operands && p->scratch == 0)) continue;
+    to->slots[m->slot] = 0;
+    kiln_code code = kiln_cuda_encode(p->op->library, p->context, to->launch->candidate, m, address, to->params[m->slot], error);
+    if (code != KILN_OK) return code;
+    to->slots[m->slot] = address;
+  }
+  return KILN_OK;
+}
+
+kiln_code kiln_fill_pointers(prepared_call *p, kiln_error *error) {
   const decision *d = p->decision;
   for (uint32_t i = 0; i < d->temp_count; i++)
     p->table[d->operands + i] = (d->temps[i].zeroed ? p->zeroed : p->scratch) + d->temps[i].offset;
-  for (uint32_t i = 0; i < d->launch_count; i++)
+  for (uint32_t i = 0; i < d->launch_count; i++) {
     for (uint32_t j = 0; j < d->launches[i].pointer_count; j++)
       p->launches[i].slots[d->launches[i].pointers[j].slot] = p->table[d->launches[i].pointers[j].at];
+    kiln_code code = fill_maps(p, &p->launches[i], error);
+    if (code != KILN_OK) return code;
+  }
+  return KILN_OK;
+}
+
+/* Memory of its maps, in place of their slots. */
+static bool place_maps(const launch *l, prepared *to, work *w) {
+  if (l->map_count == 0) return true;
+  char *memory = kiln_work_get(w, l->map_count * (size_t)MAP_BYTES + MAP_ALIGN, 1);
+  if (memory == NULL) return false;
+  memory += (MAP_ALIGN - (uintptr_t)memory % MAP_ALIGN) % MAP_ALIGN;
+  for (uint32_t i = 0; i < l->map_count; i++) to->params[l->maps[i].slot] = memory + i * (size_t)MAP_BYTES;
+  return true;
 }
 
 static kiln_code lay_out(prepared_call *p, uint32_t i, kiln_stream stream, work *w, kiln_error *error) {
@@ -54,6 +84,7 @@ static kiln_code lay_out(prepared_call *p, uint32_t i, kiln_stream stream, work 
   if (l->slot_count) memcpy(out->slots, l->slots, l->slot_count * sizeof *l->slots);
   if (!cuda) return KILN_OK;
   for (uint32_t j = 0; j < l->slot_count; j++) out->params[j] = &out->slots[j];
+  if (!place_maps(l, out, w)) return kiln_work_failed(w, p->op->sig->name, error);
   kiln_cuda_configure(l->candidate->kernel, l->grid, out->config);
   return KILN_OK;
 }
@@ -76,7 +107,7 @@ kiln_code kiln_prepare_call(const kiln_op *op, const decision *d, const operands
   kiln_code code = kiln_check_overlaps(d, out->table, error);
   for (uint32_t i = 0; i < d->launch_count && code == KILN_OK; i++) code = lay_out(out, i, stream, w, error);
   if (code == KILN_OK) code = kiln_fill_numbers(out, error);
-  if (code == KILN_OK) kiln_fill_pointers(out);
+  if (code == KILN_OK) code = kiln_fill_pointers(out, error);
   return code;
 }
 
@@ -101,9 +132,9 @@ static kiln_code run_with_scratch(prepared_call *p, kiln_stream stream, kiln_err
   if (p->scratch != lease.scratch.address || p->zeroed != lease.zeroed.address) {
     p->scratch = lease.scratch.address;
     p->zeroed = lease.zeroed.address;
-    kiln_fill_pointers(p);
+    code = kiln_fill_pointers(p, error);
   }
-  code = run_all(p, stream, error);
+  if (code == KILN_OK) code = run_all(p, stream, error);
   kiln_code given = kiln_scratch_give(p->op, p->context, stream, &lease, code == KILN_OK ? error : NULL);
   return code != KILN_OK ? code : given;
 }

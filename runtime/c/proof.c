@@ -91,6 +91,7 @@ static void prove_budget(const proof *p) {
 
 /* ---- cubins ---- */
 static uint32_t passed_bytes(const kernel_param *p) {
+  if (p->kind == PARAM_MAP) return MAP_BYTES;
   bool four = p->kind == PARAM_SCALAR && (strcmp(p->dtype, "i32") == 0 || strcmp(p->dtype, "f32") == 0);
   return four ? 4 : 8;
 }
@@ -106,7 +107,8 @@ static void prove_params(const proof *p, const cubin_kernel *found) {
   for (uint32_t i = 0; i < p->kernel->param_count; ++i) {
     const kernel_param *told = &p->kernel->params[i];
     if (told->kind == PARAM_DROPPED) continue;
-    uint32_t size = passed_bytes(told), offset = (end + size - 1) / size * size;
+    uint32_t size = passed_bytes(told), unit = told->kind == PARAM_MAP ? MAP_ALIGN : size;
+    uint32_t offset = (found->param_base + end + unit - 1) / unit * unit - found->param_base;
     if (there->offset != offset || there->size != size)
       tell(p,
            "takes %" PRIu32 " bytes at offset %" PRIu32 " as parameter %" PRIu32

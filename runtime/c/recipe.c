@@ -49,7 +49,8 @@ kiln_code kiln_why_not_params(const candidate *c, const bound *b, const number *
   for (uint32_t i = 0; i < c->kernel->param_count; i++) {
     const kernel_param *p = &c->kernel->params[i];
     kiln_code code = KILN_OK;
-    if (p->kind == PARAM_PTR) code = why_not_pointer(p, b, why);
+    if (p->operand != NULL) code = why_not_pointer(p, b, why);
+    if (code == KILN_OK && p->map != NULL) code = kiln_why_not_map(p, b, args, why, error);
     else if (p->has_value) code = why_not_scalar(p, b, args, why, error);
     if (code != KILN_OK) return code;
   }
@@ -173,6 +174,14 @@ static kiln_code put_param(making *m, const kernel_param *p, uint32_t slot) {
     l->pointers[l->pointer_count++] = (pointer_patch){slot, at};
     return KILN_OK;
   }
+  if (p->kind == PARAM_MAP) {
+    const view *v = p->writes ? &m->writes[p->tensor] : &m->reads[p->tensor];
+    if (!v->given) return KILN_OK; /* an output that is still missing: nothing is launched */
+    map_patch *map = &l->maps[l->map_count++];
+    map->slot = slot;
+    map->at = v->at;
+    return kiln_tile(p, m->b, m->args, map, m->error);
+  }
   scalar_patch patch = {slot, &p->value, m->b, m->args_at, p->dtype, p->name};
   if (kiln_names_args(&p->value)) {
     l->scalars[l->scalar_count++] = patch;
@@ -197,6 +206,12 @@ static kiln_code parameters(making *m) {
   return KILN_OK;
 }
 
+static uint32_t count_maps(const manifest_kernel *k) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < k->param_count; i++) count += k->params[i].map != NULL;
+  return count;
+}
+
 kiln_code kiln_make_launch(candidate *c, const bound *b, const view *reads, const view *writes, const number *args,
                            uint32_t args_at, decision *d, kiln_error *error) {
   const manifest_kernel *k = c->kernel;
@@ -204,8 +219,10 @@ kiln_code kiln_make_launch(candidate *c, const bound *b, const view *reads, cons
   l.slots = kiln_work_get(&d->memory, k->param_count, sizeof *l.slots);
   l.pointers = kiln_work_get(&d->memory, k->param_count, sizeof *l.pointers);
   l.scalars = kiln_work_get(&d->memory, k->param_count, sizeof *l.scalars);
+  l.maps = count_maps(k) ? kiln_work_get(&d->memory, count_maps(k), sizeof *l.maps) : NULL;
   uint32_t *places = kiln_work_get(&d->memory, k->scratch_count, sizeof *places);
-  if (!l.slots || !l.pointers || !l.scalars || !places) return kiln_work_failed(&d->memory, b->op, error);
+  if (!l.slots || !l.pointers || !l.scalars || !places || (count_maps(k) && !l.maps))
+    return kiln_work_failed(&d->memory, b->op, error);
   making m = {c, b, reads, writes, args, args_at, places, d, &l, error};
   kiln_code code = scratch(&m);
   if (code == KILN_OK) code = grid(&m);

@@ -46,6 +46,8 @@ static void resolve_kernel(const raw_manifest *raw, const raw_kernel *from, mani
   for (uint32_t i = 0; i < k->param_count; ++i) {
     kernel_param *p = &k->params[i];
     if (p->has_value) intern(op, &p->value);
+    for (uint32_t j = 0; p->map != NULL && j < p->map->rank; ++j) intern(op, &p->map->shape[j]);
+    for (uint32_t j = 0; p->map != NULL && j < p->map->stride_count; ++j) intern(op, &p->map->strides[j]);
     if (p->tensor >= 0) p->operand = op->tensors[p->tensor].name;
   }
 }

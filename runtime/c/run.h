@@ -195,6 +195,15 @@ typedef struct {
   uint32_t args;                    /* where its op's scalars are among the call's numbers */
   const char *dtype, *name;
 } scalar_patch;
+/* A parameter that is a tensor map, innermost dimension first: what cuTensorMapEncodeTiled is given but the address. */
+typedef struct {
+  uint32_t slot, at;                /* its parameter, whose slot holds the address it was made for; and as above */
+  const tensor_map *map;
+  int element;
+  uint32_t rank, box[MAP_RANK];
+  uint64_t extents[MAP_RANK], pitches[MAP_RANK - 1];
+  bool small;
+} map_patch;
 /* One launch: parameters eight bytes each, constants filled in. */
 typedef struct {
   candidate *candidate;
@@ -202,6 +211,7 @@ typedef struct {
   uint64_t *slots;
   pointer_patch *pointers; uint32_t pointer_count;
   scalar_patch *scalars; uint32_t scalar_count;
+  map_patch *maps; uint32_t map_count;
   int64_t grid[3];
   int64_t chunks;                   /* CPU: over how many threads rows are split */
 } launch;
@@ -325,6 +335,15 @@ kiln_code kiln_make_launch(candidate *c, const bound *b, const view *reads, cons
                            uint32_t args_at, decision *d, kiln_error *error); /* appends it to d->launches */
 kiln_code kiln_store_scalar(const launch *l, const scalar_patch *p, const number *numbers, uint64_t *slots, kiln_error *error);
 
+/* ---- tensor_map.c ---- */
+/* Which rule of the driver a call breaks: presence, extents, strides. Type and address are checked as a pointer's. */
+kiln_code kiln_why_not_map(const kernel_param *p, const bound *b, const number *args, sink *why, kiln_error *error);
+kiln_code kiln_tile(const kernel_param *p, const bound *b, const number *args, map_patch *out, kiln_error *error);
+bool kiln_cuda_makes_maps(const kiln_library *library);
+/* Makes a map at `out`, MAP_BYTES at a multiple of MAP_ALIGN. */
+kiln_code kiln_cuda_encode(const kiln_library *library, const context *c, const candidate *k, const map_patch *m,
+                           uintptr_t address, void *out, kiln_error *error);
+
 /* ---- decide.c ---- */
 void *kiln_append(decision *d, void **items, uint32_t *count, uint32_t *room, size_t size); /* NULL: no memory */
 void kiln_find_shaping(kiln_op *op);
@@ -354,7 +373,7 @@ struct prepared {
   const launch *launch;
   void *function;
   uint64_t *slots;
-  void **params;                    /* CUDA: addresses of the slots */
+  void **params;                    /* CUDA: addresses of the slots, and of tensor maps */
   void *config;                     /* CUDA: the launch configuration */
 };
 typedef struct {
@@ -370,7 +389,7 @@ typedef struct {
 kiln_code kiln_prepare_call(const kiln_op *op, const decision *d, const operands *o, context *c, kiln_stream stream, work *w,
                             prepared_call *out, kiln_error *error);
 kiln_code kiln_fill_numbers(prepared_call *p, kiln_error *error);
-void kiln_fill_pointers(prepared_call *p);
+kiln_code kiln_fill_pointers(prepared_call *p, kiln_error *error);
 kiln_code kiln_go(prepared_call *p, kiln_stream stream, kiln_error *error);
 bool kiln_is_forked(const kiln_library *library);
 kiln_code kiln_check_alive(const kiln_library *library, kiln_error *error);

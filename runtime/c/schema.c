@@ -66,7 +66,11 @@ static const char *const MODES[] = {"exact", "fast", NULL};
 static const char *const ACCESSES[] = {"read", "write", NULL};
 static const char *const LAUNCH_FLAGS[] = {"pdl", "cooperative", NULL};
 static const char *const OPERAND_KINDS[] = {"tensor", "scalar", NULL};
-static const char *const PARAM_KINDS[] = {"ptr", "scalar", "null", "dropped", NULL};
+static const char *const PARAM_KINDS[] = {"ptr", "scalar", "null", "dropped", "tensor_map", NULL};
+static const char *const SWIZZLES[] = {"none", "32b", "64b", "128b", NULL};
+static const char *const INTERLEAVES[] = {"none", "16b", "32b", NULL};
+static const char *const PROMOTIONS[] = {"none", "64b", "128b", "256b", NULL};
+static const char *const FILLS[] = {"zeros", "nan", NULL};
 
 /* ---- readers of more than one value ---- */
 
@@ -269,9 +273,41 @@ static const field DROPPED_FIELDS[] = {
   {"value", EXPR, offsetof(kernel_param, value)},
   {"equals", INTEGER(INT32_MIN, INT32_MAX), offsetof(kernel_param, equals)},
 };
+static const reader BOX_READER = INTEGER(1, 256);
+static const field TENSOR_MAP_FIELDS[] = {
+  {"shape", LIST(EXPR_READER, expr, 1, MAP_RANK), offsetof(tensor_map, shape)},
+  {"strides", LIST(EXPR_READER, expr, 0, MAP_RANK - 1), offsetof(tensor_map, strides)},
+  {"box", LIST(BOX_READER, int64_t, 1, MAP_RANK), offsetof(tensor_map, box)},
+  {"swizzle", ENUM_OF(SWIZZLES), offsetof(tensor_map, swizzle)},
+  {"interleave", ENUM_OF(INTERLEAVES), offsetof(tensor_map, interleave)},
+  {"l2", ENUM_OF(PROMOTIONS), offsetof(tensor_map, l2)},
+  {"fill", ENUM_OF(FILLS), offsetof(tensor_map, fill)},
+};
+static const record TENSOR_MAP = RECORD(TENSOR_MAP_FIELDS);
+
+static bool read_map(reading *r, const reader *how, const json_value *value, void *out) {
+  static const reader fields = OBJECT(TENSOR_MAP);
+  kernel_param *param = out;
+  (void)how;
+  tensor_map *map = kiln_arena_get(r->keep, 1, sizeof *map);
+  if (map == NULL) return kiln_out_of_memory(r);
+  if (!kiln_read_record(r, &fields, value, map)) return false;
+  param->map = map;
+  param->align = map->interleave == 2 ? 32 : 16; /* the driver's own rule */
+  return true;
+}
+
+static const field MAPPED_FIELDS[] = {
+  {"kind", ANY, NOT_KEPT},
+  {"name", IDENT, offsetof(kernel_param, name)},
+  {"dtype", {.read = read_dtype_word}, offsetof(kernel_param, dtype)},
+  {"operand", IDENT, offsetof(kernel_param, operand)},
+  {"access", {.read = read_second, .rule = ACCESSES}, offsetof(kernel_param, writes)},
+  {"map", {.read = read_map}, 0},
+};
 static const record PARAMS[] = {
   [PARAM_PTR] = RECORD(POINTER_FIELDS), [PARAM_SCALAR] = RECORD(PASSED_FIELDS),
-  [PARAM_NULL] = RECORD(NULL_FIELDS), [PARAM_DROPPED] = RECORD(DROPPED_FIELDS),
+  [PARAM_NULL] = RECORD(NULL_FIELDS), [PARAM_DROPPED] = RECORD(DROPPED_FIELDS), [PARAM_MAP] = RECORD(MAPPED_FIELDS),
 };
 
 static bool read_param(reading *r, const reader *how, const json_value *value, void *out) {

@@ -42,6 +42,11 @@ bool kiln_target_runs_on(const char *target, int major, int minor) {
   return of.suffix == 0 ? of.minor == minor : of.minor <= minor;
 }
 
+bool kiln_target_has_maps(const char *target) {
+  capability of;
+  return read_capability(target, &of) && of.major >= 9;
+}
+
 int kiln_target_compare(const char *a, const char *b) {
   capability x, y;
   if (!read_capability(a, &x) || !read_capability(b, &y)) return strcmp(a, b);

@@ -66,7 +66,7 @@ static void complete_dtypes(vector *v) {
   const op_signature *sig = v->sig;
   for (uint32_t i = 0; i < v->kernel->param_count; i++) {
     const kernel_param *p = &v->kernel->params[i];
-    if (p->kind != PARAM_PTR || p->tensor < 0 || v->dtypes[p->tensor] != 0) continue;
+    if (p->tensor < 0 || v->dtypes[p->tensor] != 0) continue;
     kiln_dtype found = kiln_dtype_named(p->dtype);
     if (is_legal(&sig->tensors[p->tensor].dtype, found)) v->dtypes[p->tensor] = found;
   }

@@ -4,7 +4,9 @@ import ctypes
 import itertools
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+from kiln.runtime.cuda_maps import PROTOTYPE
 
 
 class CUresult(IntEnum):
@@ -89,6 +91,13 @@ class FakeDriver:
         self.launch_address = ctypes.cast(self._entry, ctypes.c_void_p).value
         """Where callers in C find cuLaunchKernelEx."""
         self.launched_by_c = 0
+        self.needs_context = False
+        """Whether a tensor map is made only where a context is current."""
+        self.maps: list[TensorMap] = []
+        """Tensor maps that were made."""
+        self._encode = PROTOTYPE(self._encoded)
+        self.encode_address: int | None = ctypes.cast(self._encode, ctypes.c_void_p).value
+        """Where cuTensorMapEncodeTiled is; None where the driver has none."""
 
     @staticmethod
     def CUlaunchConfig() -> Any:
@@ -197,6 +206,23 @@ class FakeDriver:
         )
         return self._result("cuLaunchKernelEx", (function,))
 
+    def _encoded(self, where: int, element: int, rank: int, address: int, *rest: Any) -> int:
+        """cuTensorMapEncodeTiled; the map's words are all ones, and its first the address."""
+        arrays, how = rest[:4], rest[4:]
+        words = zip(arrays, (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32), strict=True)
+        given = [tuple((kind * rank).from_address(at)) for at, kind in words]
+        extents, pitches, box, steps = given
+        made = TensorMap(where, element, address, extents, pitches[: rank - 1], box, steps, how)
+        (status, *_) = self._result("cuTensorMapEncodeTiled", made)
+        if not self.stack[-1] and self.needs_context:
+            return CUresult.CUDA_ERROR_INVALID_CONTEXT
+        if where % 64:
+            return CUresult.CUDA_ERROR_INVALID_VALUE
+        if status == 0:
+            self.maps.append(made)
+            (ctypes.c_uint64 * 16).from_address(where)[:] = [address, *(15 * [(1 << 64) - 1])]
+        return int(status)
+
     def _launched_by_c(self, config: Any, function: int, params: int, extra: int) -> int:
         """The same, as bindings would be called; parameters are kept, for C's are gone when this returns."""
         self.launched_by_c += 1
@@ -209,6 +235,20 @@ class FakeDriver:
             kept = _copied(params)
             self.launches[-1] |= {"params": ctypes.addressof(kept), "kept": kept}
         return int(found[0])
+
+
+class TensorMap(NamedTuple):
+    """What a tensor map was made of, and where; innermost dimension first."""
+
+    where: int
+    element: int
+    address: int
+    extents: tuple[int, ...]
+    pitches: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    how: tuple[int, int, int, int]
+    """Interleave, swizzle, promotion, fill."""
 
 
 def _copied(table: int) -> Any:
@@ -232,13 +272,15 @@ def _attribute(address: int) -> Any:
 
 
 def read_params(address: int, formats: str) -> list[Any]:
-    """What a kernel would see: Q pointer, i 32-bit and q 64-bit integer, f and d floats."""
+    """What a kernel would see: Q pointer, i 32-bit and q 64-bit integer, f and d floats, M tensor map."""
     kinds: dict[str, Any] = {
         "Q": ctypes.c_uint64,
         "i": ctypes.c_int32,
         "q": ctypes.c_int64,
         "f": ctypes.c_float,
         "d": ctypes.c_double,
+        "M": ctypes.c_char * 128,
     }
     table = (ctypes.c_uint64 * len(formats)).from_address(address)
-    return [kinds[f].from_address(p).value for f, p in zip(formats, table, strict=True)]
+    found = [(f, kinds[f].from_address(p)) for f, p in zip(formats, table, strict=True)]
+    return [bytes(v) if f == "M" else v.value for f, v in found]

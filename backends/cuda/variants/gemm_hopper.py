@@ -12,11 +12,12 @@ What equal shares gain most: 512x5120x17408 198 -> 131 us (cuBLAS 134), 128x576x
 4096x4096x4096 195 (186); the kernel before made 797 TFLOP/s at 8192^3.
 Where it loses: blocks are powers of two wide, so that 256x6144x4096 has 96 for 132 multiprocessors (0.80) and
 1024x2112x7168 has 136 (0.83); and a launch that does nothing else takes 4.8 us where cuBLAS takes 2.4. With
-maps from the host, which no launch can hand over yet, 128x7168x2048 took 14.5 us instead of 16.5.
+maps from the host 128x7168x2048 took 14.5 us instead of 16.5: `gemm_hopper_maps` has such candidates.
 
 Dead ends, measured on the same machines:
 * Clusters of two with weight by multicast hang on the device, for a reason not found; clusters along N do
-  not compile. Steps of 128 along K hang too.
+  not compile. Steps of 128 along K hang too. (Forms of the scaled product hung for the trap that
+  `gemm_hopper_maps` tells of, which was not known then: these may have, too.)
 * One warp for both maps and all loads: 0.1 to 0.5 us slower than two; all maps before all else: 0.5 to 1.
 * Asking L2 ahead (prefetch) for the first stages while the maps are made: 1 to 2 us slower throughout.
 * Launching dependents early (PDL): 0.5 to 1 us less at few blocks (128x4096x4096, 128x576x7168), up to 3 us

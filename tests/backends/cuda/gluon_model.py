@@ -135,6 +135,7 @@ class Shared:
     memory: Any
     shape: tuple[int, ...]
     dtype: Any
+    layout: None = None
 
     def index(self, i: int) -> "Shared":
         return Shared(self.memory[int(i)], self.shape[1:], self.dtype)
@@ -156,9 +157,13 @@ class Descriptor:
     block_shape: tuple[int, int]
 
     @property
-    def bytes(self) -> int:
+    def dtype(self) -> Kind:
         kind: Kind = self.base.dtype.element_ty
-        return self.block_shape[0] * self.block_shape[1] * kind.primitive_bitwidth // 8
+        return kind
+
+    @property
+    def bytes(self) -> int:
+        return self.block_shape[0] * self.block_shape[1] * self.dtype.primitive_bitwidth // 8
 
     def inside(self, at: Sequence[int]) -> tuple[slice, slice, Any]:
         """Where a box meets the matrix: rows and columns of the box, and the elements."""
@@ -265,6 +270,11 @@ def _init(bar: Shared, count: int) -> None:
     bar.memory.count = bar.memory.pending = count
 
 
+def _arrive(bar: Shared, pred: bool = True) -> None:
+    if pred:
+        bar.memory.update(1, 0)
+
+
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
@@ -273,6 +283,7 @@ LANGUAGE = SimpleNamespace(
     constexpr=None, float32=F32, int64=None, static_range=range,
     program_id=lambda axis: Int(_thread.program[0]), num_programs=lambda axis: Int(_thread.program[1]),
     cdiv=lambda a, b: Int(-(-int(a) // int(b))), minimum=lambda a, b: Int(min(a, b)),
+    maximum=lambda a, b: Int(max(a, b)),
     where=_where,
     arange=lambda first, last, layout: np.arange(first, last).view(Tensor),
     zeros=lambda shape, kind, layout: np.zeros(shape, kind.dtype).view(Tensor), load=_load, store=_store,
@@ -285,7 +296,7 @@ LANGUAGE = SimpleNamespace(
 )  # fmt: skip
 MBARRIER = SimpleNamespace(
     allocate_mbarrier=lambda count: Shared([Barrier() for _ in range(count)], (count,), None),
-    init=_init, wait=lambda bar, phase: bar.memory.wait(phase), arrive=lambda bar: bar.memory.update(1, 0),
+    init=_init, wait=lambda bar, phase: bar.memory.wait(phase), arrive=_arrive,
     expect=lambda bar, size: bar.memory.update(1, size),
 )  # fmt: skip
 TMA = SimpleNamespace(

@@ -107,12 +107,22 @@ static void dump_op(FILE *f, const op_signature *op) {
 }
 
 static void dump_param(FILE *f, const op_signature *op, const manifest_kernel *k, const kernel_param *p) {
-  static const char *const kinds[] = {"ptr", "scalar", "null", "dropped"};
+  static const char *const kinds[] = {"ptr", "scalar", "null", "dropped", "tensor_map"};
   fprintf(f, "  param %s %s %s", kinds[p->kind], p->name, p->dtype);
   if (p->kind == PARAM_PTR) {
     if (p->tensor >= 0) fprintf(f, " %s", op->tensors[p->tensor].name);
     if (p->scratch >= 0) fprintf(f, " scratch:%s", k->scratch[p->scratch].name);
     fprintf(f, " (%s) %s %" PRId64, p->operand, p->writes ? "write" : "read", p->align);
+  }
+  if (p->map != NULL) {
+    const tensor_map *m = p->map;
+    fprintf(f, " %s (%s) %s shape", op->tensors[p->tensor].name, p->operand, p->writes ? "write" : "read");
+    for (uint32_t i = 0; i < m->rank; ++i) dump_expr(f, op, &m->shape[i]);
+    fputs(" strides", f);
+    for (uint32_t i = 0; i < m->stride_count; ++i) dump_expr(f, op, &m->strides[i]);
+    fputs(" box", f);
+    for (uint32_t i = 0; i < m->box_count; ++i) fprintf(f, " %" PRId64, m->box[i]);
+    fprintf(f, " how %d %d %d %d", m->swizzle, m->interleave, m->l2, m->fill);
   }
   if (p->has_value) dump_expr(f, op, &p->value);
   if (p->has_divisible_by) fprintf(f, " divisible_by %" PRId64, p->divisible_by);

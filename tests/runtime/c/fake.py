@@ -15,6 +15,8 @@ from kiln.tests.runtime.fake_driver import CUresult, FakeDriver, Function, read_
 from kiln.tests.runtime.trees import write_tree
 
 FORMATS = {"ptr": "Q", "i32": "i", "i64": "q", "f32": "f", "f64": "d"}
+MAP = "M"
+"""The format of a tensor map."""
 
 
 class Launch(NamedTuple):
@@ -42,6 +44,7 @@ class _Launched(ctypes.Structure):
         ("context", ctypes.c_void_p),
         ("params", ctypes.c_int),
         ("values", ctypes.c_uint64 * 64),
+        ("maps", ctypes.c_uint8 * 128 * 4),
     )
 
 
@@ -59,17 +62,19 @@ def part_of_tree(root: Path, tree: Path, op: str, **changed: Any) -> Path:
 def passed(kernel: Kernel) -> str:
     """The format of each parameter that a launch passes."""
     kinds = (p for p in kernel.params if p.kind != "dropped")
-    return "".join(FORMATS[p.dtype if p.kind == "scalar" else "ptr"] for p in kinds)
+    return "".join(
+        MAP if p.map is not None else FORMATS[p.dtype if p.kind == "scalar" else "ptr"] for p in kinds
+    )
 
 
 class FakeCuda:
     """fake_cuda.c, compiled."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         self.path = folder / "libcuda_fake.so"
         source = Path(__file__).with_name("fake_cuda.c")
         command = next(iter(libkiln.compilers().values()))
-        options = [*libkiln.WARNINGS, "-D_GNU_SOURCE", "-O1", "-fPIC", "-shared", "-o", str(self.path)]
+        options = [*libkiln.WARNINGS, "-D_GNU_SOURCE", "-O1", "-fPIC", "-shared", *more, "-o", str(self.path)]
         subprocess.run([*command, *options, str(source), "-lpthread"], check=True)
         self.c = ctypes.CDLL(str(self.path))
         self.c.fake_call.restype = ctypes.c_char_p
@@ -88,7 +93,7 @@ class FakeCuda:
         for k in manifest.kernels:
             image = images.setdefault(k.file, (root / manifest.target / k.file).read_bytes())
             self._keep.append(image)
-            self.c.fake_kernel(image, ctypes.c_size_t(len(image)), k.entry.encode(), len(passed(k)))
+            self.c.fake_kernel(image, ctypes.c_size_t(len(image)), k.entry.encode(), passed(k).encode())
             self.kernels.append((k, passed(k)))
 
     def reset(self) -> None:
@@ -109,7 +114,8 @@ class FakeCuda:
     def _launch(self, found: _Launched) -> Launch:
         kernel, formats = self.kernels[found.kernel]
         values = (
-            struct.unpack_from(f, struct.pack("Q", v))[0] for f, v in zip(formats, found.values, strict=False)
+            bytes(found.maps[v]) if f == MAP else struct.unpack_from(f, struct.pack("Q", v))[0]
+            for f, v in zip(formats, found.values, strict=False)
         )
         attributes = tuple(tuple(a) for a in found.attributes[: found.attribute_count])
         return Launch(

@@ -18,16 +18,18 @@ typedef struct {
   unsigned int attribute_count;
 } config;
 
-enum { CALLS = 1 << 16, LAUNCHES = 1 << 12, KERNELS = 1 << 10, PARAMS = 64, CONTEXTS = 8, DEPTH = 64 };
+enum { CALLS = 1 << 16, LAUNCHES = 1 << 12, KERNELS = 1 << 10, PARAMS = 64, CONTEXTS = 8, DEPTH = 64, MAPS = 4, MAP = 128 };
 
-/* What is known of a kernel before it is loaded: the image that holds it, its entry, how many parameters it takes. */
-typedef struct { const void *image; size_t bytes; char entry[256]; int params; } kernel;
+/* What is known of a kernel before it is loaded: the image that holds it, its entry, a letter for each parameter that it takes, M for
+ * a tensor map. */
+typedef struct { const void *image; size_t bytes; char entry[256], params[PARAMS + 1]; } kernel;
 typedef struct fake_launch {
   int kernel;
   unsigned int grid[3], block[3], shared_bytes, attribute_count, attributes[4][4];
   void *stream, *context;
   int params;
-  uint64_t values[PARAMS];
+  uint64_t values[PARAMS]; /* of a tensor map: which of `maps` it is */
+  uint8_t maps[MAPS][MAP];
 } fake_launch;
 typedef struct module { const void *image; int live; } module;
 typedef struct function { int kernel; } function;
@@ -81,10 +83,11 @@ API void fake_fail_named(const char *name, int code) {
 API void fake_capture(int on) { capturing = on; }
 API void fake_slow(int on) { slow = on; } /* launches let other threads run */
 API void fake_forget_kernels(void) { kernel_count = 0; }
-API void fake_kernel(const void *image, size_t bytes, const char *entry, int params) {
+API void fake_kernel(const void *image, size_t bytes, const char *entry, const char *params) {
   kernel *k = &kernels[kernel_count];
-  *k = (kernel){image, bytes, "", params};
+  *k = (kernel){image, bytes, "", ""};
   snprintf(k->entry, sizeof k->entry, "%s", entry);
+  snprintf(k->params, sizeof k->params, "%s", params);
   functions[kernel_count].kernel = kernel_count;
   kernel_count++;
 }
@@ -195,6 +198,45 @@ API int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t bytes) {
 API int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes) { ENTER("cuMemcpyDtoH_v2"); memcpy(to, (void *)(uintptr_t)from, bytes); return 0; }
 API int cuStreamSynchronize(void *stream) { (void)stream; ENTER("cuStreamSynchronize"); return 0; }
 API int cuStreamIsCapturing(void *stream, int *out) { (void)stream; ENTER("cuStreamIsCapturing"); *out = capturing; return 0; }
+/* Which of its own rules a tensor map breaks, by the documentation of cuTensorMapEncodeTiled; 0: none. */
+static int broken_rule(const void *map, int type, uint32_t rank, uint64_t address, const uint64_t *extents, const uint64_t *pitches,
+                       const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
+  static const uint32_t sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+  uint64_t unit = interleave == 2 ? 32 : 16;
+  if ((uintptr_t)map % 64 != 0 || type < 0 || type > 12) return 1;
+  if (rank < 1 || rank > 5 || (interleave != 0 && rank < 3)) return 2;
+  if (address == 0 || address % unit != 0) return 3;
+  if (interleave < 0 || interleave > 2 || swizzle < 0 || swizzle > 3 || promotion < 0 || promotion > 3) return 4;
+  if (fill < 0 || fill > 1 || (fill == 1 && type < 6)) return 5;
+  if (interleave == 2 && swizzle != 1) return 6;
+  for (uint32_t i = 0; i < rank; i++) {
+    if (extents[i] < 1 || extents[i] > UINT64_C(1) << 32 || box[i] < 1 || box[i] > 256 || steps[i] < 1 || steps[i] > 8) return 7;
+    if (i + 1 < rank && (pitches[i] % unit != 0 || pitches[i] >= UINT64_C(1) << 40)) return 8;
+  }
+  uint32_t inner = box[0] * sizes[type];
+  if (interleave == 0 && (inner % 16 != 0 || (swizzle != 0 && inner > 16u << swizzle))) return 9;
+  return 0;
+}
+static int last_rule;
+API int fake_broken_rule(void) { return last_rule; } /* of the last tensor map */
+/* A map is what it was made of; its second word is all ones, so that what is cleared in it shows. */
+API int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, uint64_t address, const uint64_t *extents,
+                               const uint64_t *pitches, const uint32_t *box, const uint32_t *steps, int interleave, int swizzle,
+                               int promotion, int fill) {
+  ENTER("cuTensorMapEncodeTiled");
+  last_rule = broken_rule(map, type, rank, address, extents, pitches, box, steps, interleave, swizzle, promotion, fill);
+  if (last_rule != 0) return 1;
+  uint64_t words[16] = {(uint64_t)type | (uint64_t)rank << 8 | (uint64_t)interleave << 16 | (uint64_t)swizzle << 24 |
+                            (uint64_t)promotion << 32 | (uint64_t)fill << 40, UINT64_MAX, address};
+  for (uint32_t i = 0; i < rank; i++) {
+    words[3 + i] = extents[i];
+    if (i + 1 < rank) words[8 + i] = pitches[i];
+    ((uint32_t *)(words + 12))[i] = box[i];
+    ((uint8_t *)words)[116 + i] = (uint8_t)steps[i];
+  }
+  memcpy(map, words, MAP);
+  return 0;
+}
 API int cuLaunchKernelEx(const config *c, void *f, void **params, void **extra) {
   (void)extra;
   ENTER("cuLaunchKernelEx");
@@ -209,8 +251,17 @@ API int cuLaunchKernelEx(const config *c, void *f, void **params, void **extra) 
     l->attributes[i][0] = c->attributes[i].id;
     memcpy(&l->attributes[i][1], c->attributes[i].value.words, 3 * sizeof(unsigned int));
   }
-  l->params = kernels[l->kernel].params;
-  for (int i = 0; i < l->params; i++) memcpy(&l->values[i], params[i], sizeof l->values[i]);
+  const char *kinds = kernels[l->kernel].params;
+  uint64_t maps = 0;
+  for (; kinds[l->params] != 0; l->params++) {
+    const void *value = params[l->params];
+    if (kinds[l->params] != 'M') {
+      memcpy(&l->values[l->params], value, sizeof l->values[l->params]);
+      continue;
+    }
+    memcpy(l->maps[maps], value, MAP);
+    l->values[l->params] = maps++;
+  }
   if (slow) usleep(50);
   return 0;
 }

@@ -22,6 +22,7 @@ from kiln.runtime.manifest import (
     Step,
     Tensor,
 )
+from kiln.runtime.tensor_map import FILLS, INTERLEAVES, PROMOTIONS, SWIZZLES
 
 
 def expr_text(tree: Any) -> str:
@@ -89,6 +90,13 @@ def _param(p: Param) -> str:
     text = f"  param {p.kind} {p.name} {p.dtype}"
     if p.kind == "ptr":
         text += f" {p.operand} ({p.operand}) {p.access} {p.align}"
+    if p.map is not None:
+        m = p.map
+        shape, strides = ("".join(map(expr_text, values)) for values in (m.shape, m.strides))
+        box = "".join(f" {n}" for n in m.box)
+        how = (SWIZZLES[m.swizzle], INTERLEAVES[m.interleave], PROMOTIONS[m.l2], FILLS[m.fill])
+        text += f" {p.operand} ({p.operand}) {p.access} shape{shape} strides{strides} box{box}"
+        text += " how " + " ".join(map(str, how))
     if p.kind in ("scalar", "dropped"):
         text += expr_text(p.value)
     if p.divisible_by is not None:

@@ -37,6 +37,7 @@ NOTHING(cuMemFree_v2, unsigned long long a __attribute__((unused)))
 NOTHING(cuMemsetD8Async, unsigned long long a __attribute__((unused)), unsigned char v __attribute__((unused)), size_t n __attribute__((unused)), void *s __attribute__((unused)))
 NOTHING(cuMemcpyHtoD_v2, unsigned long long a __attribute__((unused)), const void *f __attribute__((unused)), size_t n __attribute__((unused)))
 NOTHING(cuMemcpyDtoH_v2, void *t __attribute__((unused)), unsigned long long a __attribute__((unused)), size_t n __attribute__((unused)))
+NOTHING(cuTensorMapEncodeTiled, void *m __attribute__((unused)), int t __attribute__((unused)), unsigned r __attribute__((unused)), unsigned long long a __attribute__((unused)), const void *e __attribute__((unused)), const void *p __attribute__((unused)), const void *b __attribute__((unused)), const void *s __attribute__((unused)), int i __attribute__((unused)), int w __attribute__((unused)), int l __attribute__((unused)), int f __attribute__((unused)))
 NOTHING(cuLaunchKernelEx, const void *c __attribute__((unused)), void *f __attribute__((unused)), void **p __attribute__((unused)), void **e __attribute__((unused)))
 
 /* Nanoseconds of this thread's CPU time per launch of a bound call. */

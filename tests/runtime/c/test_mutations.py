@@ -9,6 +9,7 @@ import pytest
 from kiln.runtime.manifest import canonical_json
 from kiln.tests.cubins import compiled, shared_object
 from kiln.tests.fuzz.mutations import cut_up, overwritten
+from kiln.tests.runtime import mapped
 from kiln.tests.runtime.c.core_build import ACCEPTED, Core
 from kiln.tests.runtime.c.documents import agrees, index_agrees, rich
 from kiln.tests.runtime.c.test_artifacts import agrees as artifact_agrees
@@ -24,6 +25,13 @@ def test_manifests(libkiln_core: Core, seed: int) -> None:
     for _ in range(1000):
         data = cut_up(document, rng)
         accepted += agrees(libkiln_core, data) == ACCEPTED
+    assert accepted > 20
+
+
+def test_manifests_with_tensor_maps(libkiln_core: Core) -> None:
+    rng, accepted, document = random.Random(6), 0, text_of(mapped.document())
+    for _ in range(1000):
+        accepted += agrees(libkiln_core, cut_up(document, rng), "sm_90a") == ACCEPTED
     assert accepted > 20
 
 
