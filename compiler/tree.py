@@ -21,13 +21,14 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kiln.compiler.alike import brief, whole
 from kiln.compiler.errors import BuildError, OutputError
 from kiln.compiler.exchange import exchange, hold_lock
 from kiln.runtime import strictjson
 from kiln.runtime.errors import IntegrityError, KilnError
 from kiln.runtime.files import Folder, check_bytes
 from kiln.runtime.manifest import (
-    SCHEMA,
+    INDEX_SCHEMA,
     Manifest,
     canonical_json,
     dump,
@@ -54,7 +55,7 @@ class TargetContent:
     @cached_property
     def text(self) -> bytes:
         """MANIFEST.json."""
-        return strictjson.tabular(self.manifest)
+        return strictjson.tabular({**self.manifest, "kernels": brief(self.manifest["kernels"])})
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
@@ -301,7 +302,7 @@ def _settle(out: Path, staged: list[_Staged], index_path: Path, aside: Path | No
 
 
 class Parsed(NamedTuple):
-    """A manifest, and the JSON value that it was read from."""
+    """A manifest, and the JSON value that it was read from, its kernels written out."""
 
     manifest: Manifest
     value: Mapping[str, Any]
@@ -312,7 +313,7 @@ def parsed(data: bytes, target: str) -> Parsed:
     """A manifest, parsed once: a build that changes nothing meets the same bytes three times."""
     what = f"the manifest made for {target}"
     value = strictjson.parse(data, what, MAX_MANIFEST_BYTES)
-    return Parsed(read_manifest(value, target, what), value)
+    return Parsed(read_manifest(value, target, what), {**value, "kernels": whole(value["kernels"])})
 
 
 def check_content(target: str, content: TargetContent) -> None:
@@ -334,10 +335,10 @@ def check_content(target: str, content: TargetContent) -> None:
 def _next_index(old: Mapping[str, Any] | None, contents: Mapping[str, TargetContent]) -> dict[str, Any]:
     entries = {t: _index_entry(t, c.text) for t, c in contents.items()}
     if old is None:
-        return {"schema": SCHEMA, "generation": 1, "targets": entries}
+        return {"schema": INDEX_SCHEMA, "generation": 1, "targets": entries}
     targets = {**old["targets"], **entries}
     generation = old["generation"] + (targets != old["targets"])
-    return {"schema": SCHEMA, "generation": generation, "targets": targets}
+    return {"schema": INDEX_SCHEMA, "generation": generation, "targets": targets}
 
 
 def _index_entry(target: str, manifest: bytes) -> dict[str, Any]:

@@ -82,10 +82,10 @@ def tabular(value: Mapping[str, object]) -> bytes:
 
 def _table(value: object) -> str:
     if isinstance(value, dict):
-        lines = [f"    {_quoted(k)}: {_dense(value[k])}" for k in sorted(value)]
+        lines = [f"    {_quoted(k)}: {dense(value[k])}" for k in sorted(value)]
         return "{\n" + ",\n".join(lines) + "\n  }" if lines else "{}"
     if isinstance(value, _LISTS) and any(isinstance(v, dict) for v in value):
-        return "[\n" + ",\n".join([f"    {_dense(v)}" for v in value]) + "\n  ]"
+        return "[\n" + ",\n".join([f"    {dense(v)}" for v in value]) + "\n  ]"
     return _encode(value)
 
 
@@ -131,9 +131,10 @@ def _is_plain(value: object) -> bool:
 _LISTS = (list, tuple)
 _quoted = json.encoder.encode_basestring_ascii
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True, check_circular=False).encode
-_dense = json.JSONEncoder(
+dense = json.JSONEncoder(
     ensure_ascii=True, allow_nan=False, sort_keys=True, check_circular=False, separators=(",", ":")
 ).encode
+"""dense(value) -> str: JSON on one line, without spaces."""
 
 
 def _decode(data: bytes) -> str:
