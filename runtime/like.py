@@ -29,6 +29,7 @@ class _Entries:
 
     def __init__(self, fields: Mapping[str, Reader[Any]], whole: Callable[[Any], Kernel]) -> None:
         self._fields = fields
+        self._op = {"op": fields["op"]}
         self._names = frozenset(fields) | {LIKE}
         self._whole = whole
         self._count = 0
@@ -45,12 +46,11 @@ class _Entries:
         needed = {*OWN, *(TOGETHER if any(n in value for n in TOGETHER) else ())}
         if not needed <= value.keys() <= self._names:
             refuse_keys(value, frozenset(needed), self._names)
-        base = self._base(value["op"], value[LIKE])
+        base = self._base(given(value, self._op)["op"], value[LIKE])
         return Kernel(**{**vars(base), **given(value, self._fields)})
 
-    def _base(self, op: Any, variant: Any) -> Kernel:
-        is_named = type(op) is str and type(variant) is str
-        place, kernel = self._seen.get((op, variant), (-1, None)) if is_named else (-1, None)
+    def _base(self, op: str, variant: Any) -> Kernel:
+        place, kernel = self._seen.get((op, variant), (0, None)) if type(variant) is str else (0, None)
         if kernel is None or self._count - place > NEAR:
             mismatch = Mismatch(f"a variant of the same op among the {NEAR} entries before", variant)
             mismatch.path.append(LIKE)

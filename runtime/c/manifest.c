@@ -6,11 +6,11 @@
 
 #include "schema.h"
 
-enum { SCHEMA = 1, ABI = 1 };
+enum { ABI = 1 };
 
-static kiln_code refuse_version(kiln_error *error, const char *where, int64_t found) {
-  return kiln_fail(error, KILN_SCHEMA, "%s: schema %" PRId64 ", this version reads %d; use a Kiln of the same age as the tree.",
-                   where, found, SCHEMA);
+static kiln_code refuse_version(kiln_error *error, const char *where, int64_t found, bool index) {
+  return kiln_fail(error, KILN_SCHEMA, "%s: schema %" PRId64 ", this version reads %s; use a Kiln of the same age as the tree.",
+                   where, found, index ? "1" : "1 and 2");
 }
 
 /* The document at `data` through `how`; its schema's number is told first: another one may differ in everything else. */
@@ -19,8 +19,9 @@ static kiln_code read_document(reading *r, const reader *how, const uint8_t *dat
   kiln_code code = kiln_json_parse(r->staging, r->where, data, bytes, &value, r->error);
   if (code != KILN_OK) return code;
   const json_value *schema = value.kind == JSON_OBJECT ? kiln_member(&value, "schema") : NULL;
-  if (schema != NULL && schema->kind == JSON_INTEGER && schema->u.integer != SCHEMA)
-    return refuse_version(r->error, r->where, schema->u.integer);
+  bool index = how == &KILN_INDEX_READER;
+  if (schema != NULL && schema->kind == JSON_INTEGER && (schema->u.integer < 1 || schema->u.integer > (index ? 1 : KILN_SCHEMAS)))
+    return refuse_version(r->error, r->where, schema->u.integer, index);
   how->read(r, how, &value, out);
   return r->code;
 }
@@ -148,6 +149,10 @@ static kiln_code read_manifest(reading *r, const char *target, const uint8_t *da
   raw_manifest raw = {0};
   kiln_code code = read_document(r, &KILN_MANIFEST_READER, data, bytes, &raw);
   if (code != KILN_OK) return code;
+  for (uint32_t i = 0; raw.schema == 1 && i < raw.kernel_count; ++i) {
+    if (raw.kernels[i].base != NULL)
+      return kiln_fail(r->error, KILN_SCHEMA, "%s: a kernel has the field 'like', expected it from schema 2 on.", r->where);
+  }
   if (target != NULL && strcmp(raw.target, target) != 0)
     return kiln_fail(r->error, KILN_SCHEMA, "%s: written for target %s, expected %s; the folders were mixed up.", r->where,
                      raw.target, target);

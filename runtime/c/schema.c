@@ -1,10 +1,10 @@
-/* Schema 1 as tables: one per kind of object, in the order in which kiln.runtime.schema reads their fields. */
+/* The schemas as tables: one per kind of object, in the order in which kiln.runtime.schema reads their fields. */
 #include "schema.h"
 
 #include <stddef.h>
 #include <string.h>
 
-enum { MAX_KERNELS = 20000, MAX_OPS = 4096 };
+enum { MAX_KERNELS = 20000, MAX_OPS = 4096, NEAR = 256 };
 
 /* ---- words ---- */
 static const text_rule IDENT_RULE = {"A-Za-z_", "A-Za-z0-9_", NULL, KILN_MAX_NAME};
@@ -116,6 +116,7 @@ static bool read_toolchain(reading *r, const reader *how, const json_value *valu
   (void)how;
   if (!kiln_read_map(r, &versions, value, NULL)) return false;
   const json_value *ptxas = kiln_member(value, "ptxas");
+  if (out != NULL) memset(out, 0, sizeof(const char *)); /* that of the kernel which this one is like */
   return ptxas == NULL || kiln_read_text(r, &VERSION_READER, ptxas, out);
 }
 
@@ -319,11 +320,37 @@ static const field NUMERICS_FIELDS[] = {
   {"selftest", OBJECT(SELFTEST), 0},
 };
 static const record NUMERICS = RECORD(NUMERICS_FIELDS);
-static const reader PARAM_READER = {.read = read_param}, SCRATCH_READER = OBJECT(SCRATCH), ISA_READER = OBJECT(ISA);
+static const reader PARAM_READER = {.read = read_param}, SCRATCH_READER = OBJECT(SCRATCH);
 static const reader BLOCK_READER = INTEGER(1, 1024), CLUSTER_READER = INTEGER(1, 16);
+
+/* Starts an entry as a copy of the kernel it is like, a variant of its op among the NEAR entries before it: their parts are shared.
+ * See kiln.runtime.like. */
+static bool read_like(reading *r, const reader *how, const json_value *value, void *out) {
+  raw_kernel *entry = out;
+  const char *op = entry->op;
+  uint32_t place = r->path[r->depth - 2].index;
+  (void)how;
+  for (uint32_t back = 1; back <= place && back <= NEAR; ++back) {
+    const raw_kernel *base = entry - back;
+    if (!kiln_is_text(value, base->kernel.variant) || strcmp(op, base->op) != 0) continue;
+    *entry = *base;
+    entry->op = op, entry->base = base;
+    return true;
+  }
+  return kiln_mismatch(r, "a variant of the same op among the 256 entries before", value);
+}
+
+static bool read_isa(reading *r, const reader *how, const json_value *value, void *out) {
+  static const reader isa = OBJECT(ISA);
+  manifest_kernel *kernel = out;
+  (void)how;
+  kernel->isa_tier = NULL, kernel->features = NULL, kernel->feature_count = 0;
+  return value->kind == JSON_NULL || kiln_read_record(r, &isa, value, out);
+}
 
 static const field KERNEL_FIELDS[] = {
   {"op", OP_NAME, offsetof(raw_kernel, op)},
+  {"like", {.read = read_like, .optional = true}, 0},
   {"variant", VARIANT, offsetof(manifest_kernel, variant)},
   {"tier", WORD_OF(KERNEL_TIERS), offsetof(manifest_kernel, tier)},
   {"mode", WORD_OF(MODES), offsetof(manifest_kernel, mode)},
@@ -342,13 +369,26 @@ static const field KERNEL_FIELDS[] = {
   {"scratch", LIST(SCRATCH_READER, kernel_scratch, 0, 16), offsetof(manifest_kernel, scratch)},
   {"when", PRED, offsetof(manifest_kernel, when)},
   {"priority", PRIORITY, offsetof(manifest_kernel, priority)},
-  {"isa", {.read = kiln_read_nullable, .item = &ISA_READER}, 0},
+  {"isa", {.read = read_isa}, 0},
   {"resources", MAP(IDENT_READER, COUNT_READER, named_count, value, 32), offsetof(manifest_kernel, resources)},
   {"budget", MAP(IDENT_READER, COUNT_READER, named_count, value, 32), offsetof(manifest_kernel, budget)},
   {"numerics", OBJECT(NUMERICS), 0},
   {"specialization", {.read = kiln_read_map, .key = &WORD_READER, .item = &ANY_READER, .high = 128}, NOT_KEPT},
 };
 static const record KERNEL = RECORD(KERNEL_FIELDS);
+
+/* An entry: whole, or what differs from the kernel that it is like. What names each other, `params` and `scratch`, stays together. */
+static bool read_kernel(reading *r, const reader *how, const json_value *value, void *out) {
+  static const reader whole = OBJECT(KERNEL), part = {.read = kiln_read_record, .rule = &KERNEL, .partial = true};
+  static const char *const needed[] = {"op", "params", "scratch", "variant"};
+  (void)how;
+  if (value->kind != JSON_OBJECT || kiln_member(value, "like") == NULL) return kiln_read_record(r, &whole, value, out);
+  bool linked = kiln_member(value, "params") != NULL || kiln_member(value, "scratch") != NULL;
+  for (int i = 0; i < 4; ++i) {
+    if ((linked || i == 0 || i == 3) && kiln_member(value, needed[i]) == NULL) return kiln_missing_field(r, needed[i]);
+  }
+  return kiln_read_record(r, &part, value, out);
+}
 
 /* ---- plans ---- */
 static const field LIKE_FIELDS[] = {{"like", WORD, offsetof(raw_temp, like)}};
@@ -395,11 +435,11 @@ static const field SOURCE_FIELDS[] = {
   {"sha256", DIGEST, offsetof(manifest_source, sha256)},
 };
 static const record SOURCE = RECORD(SOURCE_FIELDS);
-static const reader SIGNATURE_READER = OBJECT(SIGNATURE), KERNEL_READER = OBJECT(KERNEL), PLAN_READER = OBJECT(PLAN);
+static const reader SIGNATURE_READER = OBJECT(SIGNATURE), KERNEL_READER = {.read = read_kernel}, PLAN_READER = OBJECT(PLAN);
 static const reader SOURCE_READER = OBJECT(SOURCE);
 
 static const field MANIFEST_FIELDS[] = {
-    {"schema", INTEGER(1, 1), NOT_KEPT},
+    {"schema", INTEGER(1, KILN_SCHEMAS), offsetof(raw_manifest, schema)},
     {"abi", COUNT, offsetof(raw_manifest, abi)},
     {"target", TARGET, offsetof(raw_manifest, target)},
     {"toolchain", {.read = read_toolchain}, offsetof(raw_manifest, ptxas)},
