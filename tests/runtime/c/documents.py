@@ -103,7 +103,8 @@ PLAN = {
 
 
 def rich() -> Json:
-    """Parameters, scratch, attributes, variables of type, floats, launch flags, a temp named twice."""
+    """Parameters, scratch, attributes, variables of type, floats, launch flags, a temp named twice, and
+    kernels that are like another."""
     whole = [tensor("a", "in", MN), tensor("out", "out", MN), scalar("s")]
     big = {
         "operands": OPERANDS,
@@ -118,4 +119,6 @@ def rich() -> Json:
     }
     entry = kernel("big", "v.1+x-y", PARAMS, b"data", **ENTRY)
     sources = {"big.c": {"bytes": 0, "sha256": "a" * 64}}
-    return manifest([entry], ops=ops, recipes=[PLAN], sources=sources)
+    like = {"op": "big", "variant": "w", "like": "v.1+x-y", "when": ["present", "b"], "toolchain": {}}
+    like_that = {"op": "big", "variant": "x", "like": "w", "params": PARAMS[:1], "scratch": [], "priority": 3}
+    return manifest([entry, like, like_that], ops=ops, recipes=[PLAN], sources=sources, schema=2)

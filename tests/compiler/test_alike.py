@@ -1,0 +1,63 @@
+"""How kernels are written: no word is lost, and the least is said."""
+
+import json
+from typing import Any
+
+from kiln.compiler.alike import brief, whole
+from kiln.runtime.like import NEAR
+
+Json = Any
+
+
+def entry(variant: str, op: str = "f", **more: Json) -> Json:
+    """Some fields of a kernel."""
+    base = {"op": op, "variant": variant, "params": [1, 2, 3], "scratch": [], "when": True, "grid": [1, 1, 1]}
+    return {**base, "file": f"{op}.{variant}.cubin", **more}
+
+
+def test_an_entry_gives_what_differs_from_the_nearest_in_meaning() -> None:
+    a, b, c = entry("a"), entry("b", when=["gt", 5, 4]), entry("c", when=["gt", 5, 4], grid=[2, 1, 1])
+    assert brief([a, b, c]) == [
+        a,
+        {"op": "f", "variant": "b", "like": "a", "file": "f.b.cubin", "when": ["gt", 5, 4]},
+        {"op": "f", "variant": "c", "like": "b", "file": "f.c.cubin", "grid": [2, 1, 1]},
+    ]
+
+
+def test_of_equally_near_ones_the_first_is_named() -> None:
+    found = brief([entry("a"), entry("b"), entry("c")])
+    assert [e.get("like") for e in found] == [None, "a", "a"]
+
+
+def test_parameters_and_scratch_stay_together() -> None:
+    found = brief([entry("a"), entry("b", scratch=[7])])
+    assert found[1] == {"op": "f", "variant": "b", "like": "a", "file": "f.b.cubin", "params": [1, 2, 3], "scratch": [7]}  # fmt: skip
+
+
+def test_true_and_1_differ() -> None:
+    assert brief([entry("a", when=1), entry("b")])[1]["when"] is True
+
+
+def test_another_op_and_a_far_one_are_named_by_none() -> None:
+    crowd = [entry(f"b{i:03}", params=[i] * 200, grid=[i, i, i], when=["is", i]) for i in range(NEAR)]
+    found = brief([entry("a"), *crowd, entry("c")])
+    assert found[-1]["like"] != "a"
+    assert brief([entry("a"), *crowd[1:], entry("c")])[-1]["like"] == "a"
+    assert brief([entry("a"), entry("a", "g")])[1] == entry("a", "g")
+
+
+def test_what_shares_nothing_is_written_whole() -> None:
+    other = {"op": "f", "variant": "b", "params": [9], "scratch": [9], "when": 9, "grid": 9, "file": 9}
+    assert brief([entry("a"), other])[1] == other
+
+
+def test_whole_undoes_brief() -> None:
+    kernels = [
+        entry(f"v{i}", op, grid=[i % 3, 1, 1], when=i % 5, scratch=[i % 2])
+        for op in "fg"
+        for i in range(40)
+    ]  # fmt: skip
+    written = brief(kernels)
+    assert whole(written) == kernels
+    assert whole(kernels) == kernels
+    assert len(json.dumps(written)) < 0.8 * len(json.dumps(kernels))
