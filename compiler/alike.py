@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kiln.runtime.like import LIKE, NEAR, OWN, TOGETHER
+from kiln.runtime.like import LIKE, NEAR, OWN, STORED, TOGETHER
 from kiln.runtime.strictjson import dense
 
 Entry = Mapping[str, Any]
@@ -50,9 +50,10 @@ def _least(entry: Entry, texts: Mapping[str, str], near: Sequence[_Known]) -> En
 
 def _own(texts: Mapping[str, str], base: Mapping[str, str]) -> set[str]:
     """The fields that an entry gives itself beside this base."""
-    own = {name for name, text in texts.items() if text != base[name]}
+    own = {name for name, text in texts.items() if text != base.get(name)}
     together = TOGETHER if not own.isdisjoint(TOGETHER) else ()
-    return {*own, *OWN, *together}
+    stored = {STORED} & texts.keys() if "file" in own else ()
+    return {*own, *OWN, *together, *stored}
 
 
 def whole(kernels: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -60,5 +61,7 @@ def whole(kernels: Sequence[Entry]) -> list[dict[str, Any]]:
     known: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in kernels:
         base = known[entry["op"], entry[LIKE]] if LIKE in entry else {}
-        known[entry["op"], entry["variant"]] = {**base, **{k: v for k, v in entry.items() if k != LIKE}}
+        gone = (LIKE, STORED) if "file" in entry else (LIKE,)
+        made = {k: v for k, v in base.items() if k not in gone} | {k: v for k, v in entry.items() if k != LIKE}
+        known[entry["op"], entry["variant"]] = made
     return list(known.values())

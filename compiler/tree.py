@@ -38,7 +38,7 @@ from kiln.runtime.manifest import (
 )
 from kiln.runtime.schema import MAX_MANIFEST_BYTES
 from kiln.runtime.signature import SIGNATURE
-from kiln.runtime.verify import EVIDENCE, INDEX, MANIFEST, MAX_INDEX_BYTES, STAGING
+from kiln.runtime.verify import EVIDENCE, EVIDENCE_LEVELS, INDEX, MANIFEST, MAX_INDEX_BYTES, STAGING
 
 MAX_EVIDENCE_BYTES = 64 << 20
 _IGNORED = ("__init__.py", "py.typed", "__pycache__")
@@ -390,7 +390,7 @@ def _surviving_evidence(path: Path, manifest: Mapping[str, Any]) -> bytes | None
         raise BuildError(f"{path} can't be carried over: {e}. Restore it or remove it") from e
     digests = {kernel["sha256"] for kernel in manifest["kernels"]}
     kept = {digest: proof for digest, proof in artifacts.items() if digest in digests}
-    return canonical_json({**value, "artifacts": kept}) if kept else None
+    return strictjson.tabular({**value, "artifacts": kept}, EVIDENCE_LEVELS) if kept else None
 
 
 def _write_file(path: Path, data: bytes) -> None:

@@ -3,7 +3,6 @@ role."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 
 from kiln.runtime.entities import Kernel, Like, Manifest, Plan, Signature
 from kiln.runtime.expr import Expr, Pred

@@ -83,7 +83,7 @@ def given(value: dict[str, Any], fields: Mapping[str, Reader[Any]]) -> dict[str,
 
 
 def refuse_keys(value: dict[str, Any], names: frozenset[str], every: frozenset[str]) -> None:
-    """Raises Mismatch for the first field that is not among `every`, else for the first of `names` missing."""
+    """Raises Mismatch for the first field that is not among `every`, else the first of `names` missing."""
     unknown, missing = sorted(value.keys() - every), sorted(names - value.keys())
     if unknown:
         raise Mismatch(f"only the fields {', '.join(sorted(every))}", f"unknown field {unknown[0]}")

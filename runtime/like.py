@@ -3,9 +3,12 @@
 An entry with the field `like` has every field of the kernel that it names, a variant of its op among the NEAR
 entries before it, but for those that it gives itself. It always gives `op` and `variant`, and both or neither
 of `params` and `scratch`, which name each other. 3389 kernels take 4.4 MB so, and 7.5 written out.
+
+A kernel whose file would be a copy of another's has the field `stored_as`, the name of the one that is there.
+What reads a manifest knows no other name than that; a build knows `file`, under which it would make it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kiln.runtime.entities import Kernel
@@ -13,21 +16,32 @@ from kiln.runtime.fields import Mismatch, Reader, array, given, record, refuse_k
 
 LIKE = "like"
 NEAR = 256
-"""How many entries before one its base stands at most: a search that costs little whatever a document says."""
+"""How many entries before one its base may stand: a search that costs little whatever a document says."""
 OWN = ("op", "variant")
 TOGETHER = ("params", "scratch")
+STORED = "stored_as"
+
+
+def kernel(fields: Mapping[str, Reader[Any]]) -> Reader[Kernel]:
+    """A kernel with these fields and perhaps a `stored_as`."""
+    return record(_kernel, fields, {STORED: fields["file"]})
 
 
 def kernels(fields: Mapping[str, Reader[Any]], most: int) -> Reader[tuple[Kernel, ...]]:
     """A list of 1 to `most` kernels with these fields; what they have of another is read once and shared."""
-    whole = record(Kernel, fields)
-    return lambda value: array(_Entries(fields, whole).read, most, 1)(value)
+    whole, own = kernel(fields), {**fields, STORED: fields["file"]}
+    return lambda value: array(_Entries(own, whole).read, most, 1)(value)
+
+
+def _kernel(**values: Any) -> Kernel:
+    values["file"] = values.pop(STORED, values["file"])
+    return Kernel(**values)
 
 
 class _Entries:
     """The entries of one list, read one after another."""
 
-    def __init__(self, fields: Mapping[str, Reader[Any]], whole: Callable[[Any], Kernel]) -> None:
+    def __init__(self, fields: Mapping[str, Reader[Any]], whole: Reader[Kernel]) -> None:
         self._fields = fields
         self._op = {"op": fields["op"]}
         self._names = frozenset(fields) | {LIKE}
@@ -47,7 +61,7 @@ class _Entries:
         if not needed <= value.keys() <= self._names:
             refuse_keys(value, frozenset(needed), self._names)
         base = self._base(given(value, self._op)["op"], value[LIKE])
-        return Kernel(**{**vars(base), **given(value, self._fields)})
+        return _kernel(**{**vars(base), **given(value, self._fields)})
 
     def _base(self, op: str, variant: Any) -> Kernel:
         place, kernel = self._seen.get((op, variant), (0, None)) if type(variant) is str else (0, None)

@@ -37,7 +37,6 @@ from kiln.runtime.entities import (
 )
 from kiln.runtime.errors import SchemaError
 from kiln.runtime.fields import read, shown
-from kiln.runtime.like import LIKE
 
 SCHEMA = schema.SCHEMAS[-1]
 """The manifest schema that this version writes; older ones are read."""
@@ -82,8 +81,6 @@ def read_manifest(value: Json, target: str | None = None, what: str = "MANIFEST.
     """As `parse_manifest`, of a document that `strictjson.parse` has read."""
     _check_version(value, schema.SCHEMAS, what)
     manifest = read(schema.MANIFEST, value, what)
-    if manifest.schema == 1 and any(LIKE in kernel for kernel in value["kernels"]):
-        raise SchemaError(f"{what}: a kernel has the field {LIKE!r}, expected it from schema 2 on.")
     if target is not None and manifest.target != target:
         raise SchemaError(
             f"{what}: written for target {manifest.target}, expected {target}; the folders were mixed up."

@@ -21,11 +21,11 @@ from kiln.runtime.fields import (
     tagged,
     text,
 )
-from kiln.runtime.like import kernels
+from kiln.runtime.like import kernel, kernels
 from kiln.runtime.targets import TARGET_PATTERN
 
 SCHEMAS = (1, 2)
-"""Of a manifest: 2 has kernels that are `like` another."""
+"""Of a manifest: 2 has kernels that are `like` another or `stored_as` it. The same tables read both."""
 INDEX_SCHEMAS = (1,)
 
 MAX_INDEX_BYTES = 1 << 20
@@ -216,7 +216,7 @@ _KERNEL: dict[str, Reader[Any]] = {
     "numerics": once(record(e.Numerics, {"contract": _CONTRACT, "selftest": _SELFTEST})),
     "specialization": mapping(_WORD, _json, 128),
 }
-KERNEL = record(e.Kernel, _KERNEL)
+KERNEL = kernel(_KERNEL)
 
 _TEMP = record(e.Temp, {"name": _IDENT, "dtype": _dtype_or(_LIKE), "shape": array(_EXPR, 8)})
 _STEP = record(

@@ -149,10 +149,6 @@ static kiln_code read_manifest(reading *r, const char *target, const uint8_t *da
   raw_manifest raw = {0};
   kiln_code code = read_document(r, &KILN_MANIFEST_READER, data, bytes, &raw);
   if (code != KILN_OK) return code;
-  for (uint32_t i = 0; raw.schema == 1 && i < raw.kernel_count; ++i) {
-    if (raw.kernels[i].base != NULL)
-      return kiln_fail(r->error, KILN_SCHEMA, "%s: a kernel has the field 'like', expected it from schema 2 on.", r->where);
-  }
   if (target != NULL && strcmp(raw.target, target) != 0)
     return kiln_fail(r->error, KILN_SCHEMA, "%s: written for target %s, expected %s; the folders were mixed up.", r->where,
                      raw.target, target);

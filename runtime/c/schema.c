@@ -356,6 +356,7 @@ static const field KERNEL_FIELDS[] = {
   {"mode", WORD_OF(MODES), offsetof(manifest_kernel, mode)},
   {"entry", TEXT(SYMBOL_RULE, "a symbol name"), offsetof(manifest_kernel, entry)},
   {"file", FILE_NAME, offsetof(manifest_kernel, file)},
+  {"stored_as", {.read = read_file_name, .optional = true}, offsetof(manifest_kernel, file)},
   {"bytes", INTEGER(1, KILN_MAX_ARTIFACT), offsetof(manifest_kernel, bytes)},
   {"sha256", DIGEST, offsetof(manifest_kernel, sha256)},
   {"inputs_digest", DIGEST, NOT_KEPT},
@@ -439,7 +440,7 @@ static const reader SIGNATURE_READER = OBJECT(SIGNATURE), KERNEL_READER = {.read
 static const reader SOURCE_READER = OBJECT(SOURCE);
 
 static const field MANIFEST_FIELDS[] = {
-    {"schema", INTEGER(1, KILN_SCHEMAS), offsetof(raw_manifest, schema)},
+    {"schema", INTEGER(1, KILN_SCHEMAS), NOT_KEPT},
     {"abi", COUNT, offsetof(raw_manifest, abi)},
     {"target", TARGET, offsetof(raw_manifest, target)},
     {"toolchain", {.read = read_toolchain}, offsetof(raw_manifest, ptxas)},

@@ -4,7 +4,7 @@
 
 #include "fields.h"
 
-enum { KILN_SCHEMAS = 2 }; /* of manifests: 2 has kernels that are `like` another */
+enum { KILN_SCHEMAS = 2 }; /* of manifests: 2 has kernels that are `like` another or `stored_as` it */
 
 typedef struct { const char *name; expr value; } named_expr;
 typedef struct { const char *name; attr_value value; } named_attr;
@@ -38,7 +38,7 @@ typedef struct {
   raw_step *steps; uint32_t step_count;
 } raw_plan;
 typedef struct {
-  int64_t schema, abi;
+  int64_t abi;
   const char *target, *ptxas;
   raw_op *ops; uint32_t op_count;
   raw_kernel *kernels; uint32_t kernel_count;

@@ -30,8 +30,22 @@ def test_of_equally_near_ones_the_first_is_named() -> None:
 
 
 def test_parameters_and_scratch_stay_together() -> None:
-    found = brief([entry("a"), entry("b", scratch=[7])])
-    assert found[1] == {"op": "f", "variant": "b", "like": "a", "file": "f.b.cubin", "params": [1, 2, 3], "scratch": [7]}  # fmt: skip
+    found = brief([entry("a"), entry("b", scratch=[7])])[1]
+    assert {name: found[name] for name in found if name in ("params", "scratch", "when")} == {
+        "params": [1, 2, 3],
+        "scratch": [7],
+    }
+
+
+def test_what_it_is_stored_as_stays_with_the_file() -> None:
+    stored, own = {"file": "b", "stored_as": "a"}, {"file": "c"}
+    kernels = [entry(v, **more) for v, more in (("a", stored), ("b", stored), ("c", own), ("d", stored))]
+    found = brief(kernels)
+    assert found[1] == {"op": "f", "variant": "b", "like": "a"}
+    assert found[2] == {"op": "f", "variant": "c", "like": "a", "file": "c"}
+    assert whole(found) == kernels
+    third = brief([kernels[0], entry("x", file="x", stored_as="a")])
+    assert third[1]["stored_as"] == "a"
 
 
 def test_true_and_1_differ() -> None:

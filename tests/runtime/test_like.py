@@ -11,7 +11,7 @@ from kiln.runtime.errors import SchemaError
 from kiln.runtime.like import NEAR
 from kiln.runtime.manifest import canonical_json, dump, parse_manifest
 from kiln.tests.runtime.test_manifest import text_of
-from kiln.tests.runtime.trees import OPS, PARAMS, dim, kernel, manifest, pointer
+from kiln.tests.runtime.trees import OPS, PARAMS, dim, kernel, manifest, pointer, value
 
 Json = Any
 SCRATCH = [{"name": "work", "bytes": ["mul", dim("M"), 4], "align": 16}]
@@ -39,6 +39,16 @@ def test_a_kernel_has_what_it_does_not_give_of_the_one_it_is_like() -> None:
     assert dump(b) == {**first, "variant": "b", "when": ["gt", dim("M"), 1], "priority": 7}
     assert dump(c) == {**dump(b), "variant": "c", "params": LINKED, "scratch": SCRATCH, "toolchain": {}}
     assert b.params is a.params
+
+
+def test_the_file_is_what_a_kernel_is_stored_as() -> None:
+    kernels = entries()
+    kernels[0] |= {"file": "own.so", "stored_as": "other.so"}
+    kernels[2]["file"] = "third.so"
+    parsed = parse_manifest(canonical_json(alike(kernels)), "cpu-x86_64")
+    assert [k.file for k in parsed.kernels[:3]] == ["other.so", "other.so", "third.so"]
+    assert parsed.files().keys() == {"other.so", "third.so", "ops.so"}
+    assert "stored_as" not in dump(parsed.kernels[0])
 
 
 def change(at: int, **values: Json) -> Callable[[list[Json]], None]:
@@ -76,6 +86,12 @@ DAMAGE: dict[str, tuple[Callable[[list[Json]], None], str, str]] = {
     "condition on nothing": (change(2, when=["present", "q"]), "", "kernel negate.c: when names 'q'"),
     "grid of nothing": (change(1, grid=[dim("Q"), 1, 1]), "", "kernel negate.b: grid names 'Q'"),
     "scratch of nothing": (change(2, scratch=[]), "", "kernel negate.c: param work points to"),
+    "stored as a path": (change(1, stored_as="../x"), "/kernels/1/stored_as", "a plain lower-case file name"),
+    "stored as other bytes": (
+        change(1, stored_as="ops.so", sha256="b" * 64),
+        "",
+        "ops.so has two sizes or digests",
+    ),
     "declared twice": (change(2, variant="b"), "", "declared twice"),
 }
 
@@ -98,20 +114,9 @@ def test_the_last_place_that_is_near_enough_counts() -> None:
     assert len(parse_manifest(canonical_json(alike(kernels))).kernels) == NEAR + 2
 
 
-def test_schema_1_has_no_kernel_that_is_like_another() -> None:
-    with pytest.raises(SchemaError, match="field 'like', expected it from schema 2 on"):
-        parse_manifest(canonical_json({**alike(), "schema": 1}))
-    assert parse_manifest(canonical_json({**alike(entries()[:1]), "schema": 1})).schema == 1
-
-
 def crowd(count: int = 20_000) -> Json:
     """As many kernels as a manifest may hold, all like one whose lists are as long as they may be."""
-    params = [
-        {**PARAMS["negate"][0], "name": f"p{i}", "kind": "scalar", "dtype": "i64", "value": ["add", dim("M"), i],
-         "divisible_by": 1}
-        for i in range(512)
-    ]  # fmt: skip
-    params = [{k: v for k, v in p.items() if k not in ("operand", "access", "align")} for p in params]
+    params = [value(f"p{i}", ["add", dim("M"), i], "i64", 1) for i in range(512)]
     when = ["or", *([["gt", dim("M"), 1]] * 1000)]
     first = kernel("negate", "v00000", params, b"x", when=when)
     near = [f"v{i - i % NEAR:05}" for i in range(count)]

@@ -121,4 +121,5 @@ def rich() -> Json:
     sources = {"big.c": {"bytes": 0, "sha256": "a" * 64}}
     like = {"op": "big", "variant": "w", "like": "v.1+x-y", "when": ["present", "b"], "toolchain": {}}
     like_that = {"op": "big", "variant": "x", "like": "w", "params": PARAMS[:1], "scratch": [], "priority": 3}
+    like_that["stored_as"] = "w.so"
     return manifest([entry, like, like_that], ops=ops, recipes=[PLAN], sources=sources, schema=2)

@@ -25,14 +25,17 @@ def test_contradictions_are_refused_with_the_same_words(libkiln_core: Core, name
     assert f" at {place}:" in found.message or not place
 
 
+def test_the_file_is_what_a_kernel_is_stored_as(libkiln_core: Core) -> None:
+    kernels = entries()
+    kernels[0] |= {"file": "own.so", "stored_as": "other.so"}
+    kernels[2]["file"] = "third.so"
+    assert agrees(libkiln_core, text_of(alike(kernels))) == ACCEPTED
+
+
 def test_a_null_isa_is_not_that_of_the_kernel_it_is_like(libkiln_core: Core) -> None:
     kernels = entries()
     kernels[1]["isa"] = None
     assert "isa is missing" in agrees(libkiln_core, text_of({**alike(), "kernels": kernels})).message
-
-
-def test_schema_1_has_none(libkiln_core: Core) -> None:
-    assert "schema 2 on" in agrees(libkiln_core, text_of({**alike(), "schema": 1})).message
 
 
 def test_lists_that_many_share_are_read_and_checked_once(libkiln_core: Core) -> None:
