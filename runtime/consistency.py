@@ -105,7 +105,7 @@ def _kernel_faults(
         for e in k.grid:
             yield from _name_faults(e, sig, "grid")
     if _is_new(checked, k.op, k.params, k.scratch):
-        yield from _param_faults(k, sig)
+        yield from _param_faults(k, sig, checked)
     is_cpu = target.startswith("cpu-")
     if is_cpu != (k.isa is not None):
         yield (
@@ -116,11 +116,12 @@ def _kernel_faults(
         yield f"isa tier {k.isa.tier!r}, expected one of {', '.join(CPU_TIERS.get(target, ()))}."
 
 
-def _param_faults(k: Kernel, sig: Signature) -> Iterator[str]:
+def _param_faults(k: Kernel, sig: Signature, checked: set[tuple[object, ...]]) -> Iterator[str]:
     for x in k.scratch:
-        yield from _name_faults(x.bytes, sig, f"scratch {x.name}")
+        if _is_new(checked, k.op, x.bytes):
+            yield from _name_faults(x.bytes, sig, f"scratch {x.name}")
     for p in k.params:
-        if p.value is not None:
+        if p.value is not None and _is_new(checked, k.op, p.value):
             yield from _name_faults(p.value, sig, f"param {p.name}")
     roles = {t.name: t.role for t in sig.tensors}
     scratch = {f"scratch:{x.name}" for x in k.scratch}

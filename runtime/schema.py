@@ -145,41 +145,23 @@ SIGNATURE = record(
     },
 )
 
+_PASSED = choice("i32", "i64", "f32", "f64")
+_PARAMS: dict[str, dict[str, Reader[Any]]] = {
+    "ptr": {
+        "dtype": _DTYPE,
+        "operand": text(r"(scratch:)?[A-Za-z_][A-Za-z0-9_]*", "an operand or scratch:NAME"),
+        "access": choice("read", "write"),
+        "align": _ALIGN,
+    },
+    "scalar": {"dtype": _PASSED, "value": _EXPR, "divisible_by": integer(1, 1 << 16)},
+    "null": {"dtype": choice("ptr")},
+    "dropped": {"dtype": _PASSED, "value": _EXPR, "equals": integer(-(1 << 31), (1 << 31) - 1)},
+}
 _PARAM = tagged(
     "kind",
     {
-        "ptr": record(
-            e.Param,
-            {
-                "kind": choice("ptr"),
-                "name": _IDENT,
-                "dtype": _DTYPE,
-                "operand": text(r"(scratch:)?[A-Za-z_][A-Za-z0-9_]*", "an operand or scratch:NAME"),
-                "access": choice("read", "write"),
-                "align": _ALIGN,
-            },
-        ),
-        "scalar": record(
-            e.Param,
-            {
-                "kind": choice("scalar"),
-                "name": _IDENT,
-                "dtype": choice("i32", "i64", "f32", "f64"),
-                "value": _EXPR,
-                "divisible_by": integer(1, 1 << 16),
-            },
-        ),
-        "null": record(e.Param, {"kind": choice("null"), "name": _IDENT, "dtype": choice("ptr")}),
-        "dropped": record(
-            e.Param,
-            {
-                "kind": choice("dropped"),
-                "name": _IDENT,
-                "dtype": choice("i32", "i64", "f32", "f64"),
-                "value": _EXPR,
-                "equals": integer(-(1 << 31), (1 << 31) - 1),
-            },
-        ),
+        kind: record(e.Param, {"kind": choice(kind), "name": _IDENT, **fields})
+        for kind, fields in _PARAMS.items()
     },
 )
 _SCRATCH = record(
@@ -252,7 +234,7 @@ MANIFEST = record(
         "target": TARGET,
         "toolchain": _TOOLCHAIN,
         "ops": mapping(_OP, once(SIGNATURE), 4096),
-        "kernels": kernels(_KERNEL, MAX_KERNELS),
+        "kernels": kernels(_KERNEL, _PARAMS, MAX_KERNELS),
         "recipes": array(once(PLAN), MAX_KERNELS),
         "sources": mapping(
             file_name,

@@ -246,16 +246,17 @@ static bool check_signature(checker *c, raw_op *op) {
 }
 
 /* ---- kernels ---- */
-static bool check_tree(checker *c, const raw_op *op, expr *e, const expr *of_base, const char *where) {
-  return of_base != NULL && kiln_same_items(e, of_base) ? check_name(c, op, e, where, "") : check_names(c, op, e, where, "");
+static bool check_tree(checker *c, const raw_op *op, expr *e, const expr *of_base, const char *where, const char *which) {
+  if (of_base != NULL && kiln_same_items(e, of_base)) return check_name(c, op, e, where, which);
+  return check_names(c, op, e, where, which);
 }
 
 static bool check_trees(checker *c, const raw_op *op, raw_kernel *raw) {
   manifest_kernel *k = &raw->kernel;
   const manifest_kernel *base = raw->base == NULL ? NULL : &raw->base->kernel;
-  if (!check_tree(c, op, &k->when, base == NULL ? NULL : &base->when, "when")) return false;
+  if (!check_tree(c, op, &k->when, base == NULL ? NULL : &base->when, "when", "")) return false;
   for (int i = 0; i < 3; ++i) {
-    if (!check_tree(c, op, &k->grid[i], base == NULL ? NULL : &base->grid[i], "grid")) return false;
+    if (!check_tree(c, op, &k->grid[i], base == NULL ? NULL : &base->grid[i], "grid", "")) return false;
   }
   return true;
 }
@@ -275,11 +276,12 @@ static bool check_pointer(checker *c, const raw_op *op, const manifest_kernel *k
 static bool check_params(checker *c, const raw_op *op, raw_kernel *raw) {
   manifest_kernel *k = &raw->kernel;
   if (kiln_same_params(raw)) return true;
-  for (uint32_t i = 0; i < k->scratch_count; ++i) {
+  for (uint32_t i = 0; i < k->scratch_count && !kiln_same_scratch(raw); ++i) {
     if (!check_names(c, op, &k->scratch[i].bytes, "scratch ", k->scratch[i].name)) return false;
   }
   for (uint32_t i = 0; i < k->param_count; ++i) {
-    if (k->params[i].has_value && !check_names(c, op, &k->params[i].value, "param ", k->params[i].name)) return false;
+    kernel_param *p = &k->params[i];
+    if (p->has_value && !check_tree(c, op, &p->value, kiln_base_value(raw, i), "param ", p->name)) return false;
   }
   for (uint32_t i = 0; i < k->param_count; ++i) {
     if (k->params[i].kind == PARAM_PTR && !check_pointer(c, op, k, &k->params[i])) return false;

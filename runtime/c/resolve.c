@@ -53,10 +53,10 @@ static void resolve_kernel(const raw_manifest *raw, const raw_kernel *from, mani
   resolve_tree(op, &k->when, base == NULL ? NULL : &base->when);
   for (int i = 0; i < 3; ++i) resolve_tree(op, &k->grid[i], base == NULL ? NULL : &base->grid[i]);
   if (kiln_same_params(from)) return;
-  for (uint32_t i = 0; i < k->scratch_count; ++i) intern(op, &k->scratch[i].bytes);
+  for (uint32_t i = 0; i < k->scratch_count && !kiln_same_scratch(from); ++i) intern(op, &k->scratch[i].bytes);
   for (uint32_t i = 0; i < k->param_count; ++i) {
     kernel_param *p = &k->params[i];
-    if (p->has_value) intern(op, &p->value);
+    if (p->has_value) resolve_tree(op, &p->value, kiln_base_value(from, i));
     if (p->tensor >= 0) p->operand = op->tensors[p->tensor].name;
   }
 }

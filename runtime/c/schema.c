@@ -275,6 +275,13 @@ static const record PARAMS[] = {
   [PARAM_NULL] = RECORD(NULL_FIELDS), [PARAM_DROPPED] = RECORD(DROPPED_FIELDS),
 };
 
+/* Their fields without kind and name, which stand first. */
+#define CHANGES_OF(table) {(table) + 2, sizeof(table) / sizeof *(table) - 2}
+static const record CHANGES[] = {
+  [PARAM_PTR] = CHANGES_OF(POINTER_FIELDS), [PARAM_SCALAR] = CHANGES_OF(PASSED_FIELDS),
+  [PARAM_NULL] = CHANGES_OF(NULL_FIELDS), [PARAM_DROPPED] = CHANGES_OF(DROPPED_FIELDS),
+};
+
 static bool read_param(reading *r, const reader *how, const json_value *value, void *out) {
   kernel_param *param = out;
   (void)how;
@@ -340,6 +347,37 @@ static bool read_like(reading *r, const reader *how, const json_value *value, vo
   return kiln_mismatch(r, "a variant of the same op among the 256 entries before", value);
 }
 
+/* A parameter of the base with other fields, by name. */
+static bool read_change(reading *r, const json_member *m, kernel_param *params, uint32_t count) {
+  const json_value name = {.kind = JSON_TEXT, .count = m->bytes, .u.text = m->name};
+  uint32_t place = 0;
+  while (place < count && !kiln_is_text(&name, params[place].name)) ++place;
+  if (place == count) return kiln_mismatch(r, "a parameter of the kernel that it is like", &name);
+  const reader fields = {.read = kiln_read_record, .rule = &CHANGES[params[place].kind], .partial = true};
+  return kiln_read_record(r, &fields, &m->value, &params[place]);
+}
+
+/* A list, or of an entry that is like another an object of those parameters that differ. */
+static bool read_params(reading *r, const reader *how, const json_value *value, void *out) {
+  enum { MOST = 64 };
+  static const reader list = LIST(PARAM_READER, kernel_param, 0, 512);
+  raw_kernel *entry = (raw_kernel *)((char *)out - offsetof(raw_kernel, kernel.params));
+  (void)how;
+  if (value->kind != JSON_OBJECT || entry->base == NULL) return kiln_read_list(r, &list, value, out);
+  uint32_t count = entry->kernel.param_count;
+  if (count > MOST) return kiln_mismatch(r, "a list: the kernel that it is like has more than 64 parameters", value);
+  kernel_param *params = kiln_arena_get(r->keep, count == 0 ? 1 : count, sizeof *params);
+  if (params == NULL) return kiln_out_of_memory(r);
+  if (count != 0) memcpy(params, entry->kernel.params, count * sizeof *params);
+  entry->kernel.params = params;
+  for (uint32_t i = 0; i < value->count; ++i) {
+    const json_member *m = &value->u.members[i];
+    if (!kiln_step(r, m->name, m->bytes) || !read_change(r, m, params, count)) return false;
+    kiln_step_back(r);
+  }
+  return true;
+}
+
 static bool read_isa(reading *r, const reader *how, const json_value *value, void *out) {
   static const reader isa = OBJECT(ISA);
   manifest_kernel *kernel = out;
@@ -361,7 +399,7 @@ static const field KERNEL_FIELDS[] = {
   {"sha256", DIGEST, offsetof(manifest_kernel, sha256)},
   {"inputs_digest", DIGEST, NOT_KEPT},
   {"toolchain", {.read = read_toolchain}, offsetof(manifest_kernel, ptxas)},
-  {"params", LIST(PARAM_READER, kernel_param, 0, 512), offsetof(manifest_kernel, params)},
+  {"params", {.read = read_params}, offsetof(manifest_kernel, params)},
   {"grid", THREE(EXPR_READER, expr), offsetof(manifest_kernel, grid)},
   {"block", THREE(BLOCK_READER, int64_t), offsetof(manifest_kernel, block)},
   {"cluster", THREE(CLUSTER_READER, int64_t), offsetof(manifest_kernel, cluster)},
@@ -378,16 +416,16 @@ static const field KERNEL_FIELDS[] = {
 };
 static const record KERNEL = RECORD(KERNEL_FIELDS);
 
-/* An entry: whole, or what differs from the kernel that it is like. What names each other, `params` and `scratch`, stays together. */
+/* An entry: whole, or what differs from the kernel that it is like. A list of parameters names scratch, so that both are given. */
 static bool read_kernel(reading *r, const reader *how, const json_value *value, void *out) {
   static const reader whole = OBJECT(KERNEL), part = {.read = kiln_read_record, .rule = &KERNEL, .partial = true};
-  static const char *const needed[] = {"op", "params", "scratch", "variant"};
   (void)how;
   if (value->kind != JSON_OBJECT || kiln_member(value, "like") == NULL) return kiln_read_record(r, &whole, value, out);
-  bool linked = kiln_member(value, "params") != NULL || kiln_member(value, "scratch") != NULL;
-  for (int i = 0; i < 4; ++i) {
-    if ((linked || i == 0 || i == 3) && kiln_member(value, needed[i]) == NULL) return kiln_missing_field(r, needed[i]);
-  }
+  const json_value *params = kiln_member(value, "params"), *scratch = kiln_member(value, "scratch");
+  if (kiln_member(value, "op") == NULL) return kiln_missing_field(r, "op");
+  if (params == NULL && scratch != NULL) return kiln_missing_field(r, "params");
+  if (params != NULL && params->kind != JSON_OBJECT && scratch == NULL) return kiln_missing_field(r, "scratch");
+  if (kiln_member(value, "variant") == NULL) return kiln_missing_field(r, "variant");
   return kiln_read_record(r, &part, value, out);
 }
 

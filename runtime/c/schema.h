@@ -48,8 +48,13 @@ typedef struct {
 
 /* What a kernel shares with the one it is like was checked and resolved there: a list costs once, however many share it. */
 static inline bool kiln_same_items(const expr *a, const expr *b) { return a->count != 0 && a->items == b->items; }
+static inline bool kiln_same_scratch(const raw_kernel *k) { return k->base != NULL && k->kernel.scratch == k->base->kernel.scratch; }
 static inline bool kiln_same_params(const raw_kernel *k) {
-  return k->base != NULL && k->kernel.params == k->base->kernel.params && k->kernel.scratch == k->base->kernel.scratch;
+  return kiln_same_scratch(k) && k->kernel.params == k->base->kernel.params;
+}
+/* The value in the base's place of a parameter, NULL if there is none. */
+static inline const expr *kiln_base_value(const raw_kernel *k, uint32_t param) {
+  return k->base != NULL && param < k->base->kernel.param_count ? &k->base->kernel.params[param].value : NULL;
 }
 
 extern const reader KILN_INDEX_READER;    /* of a tree_index */

@@ -3,15 +3,23 @@
 import json
 from typing import Any
 
+import pytest
+
 from kiln.compiler.alike import brief, whole
-from kiln.runtime.like import NEAR
+from kiln.runtime.like import MOST_PARAMS, NEAR
 
 Json = Any
 
 
+PARAMS: list[Json] = [
+    {"name": "x", "kind": "ptr", "dtype": "bf16", "align": 16},
+    {"name": "n", "kind": "scalar", "dtype": "i64", "value": ["dim", "N"]},
+]
+
+
 def entry(variant: str, op: str = "f", **more: Json) -> Json:
     """Some fields of a kernel."""
-    base = {"op": op, "variant": variant, "params": [1, 2, 3], "scratch": [], "when": True, "grid": [1, 1, 1]}
+    base = {"op": op, "variant": variant, "params": PARAMS, "scratch": [], "when": True, "grid": [1, 1, 1]}
     return {**base, "file": f"{op}.{variant}.cubin", **more}
 
 
@@ -32,9 +40,41 @@ def test_of_equally_near_ones_the_first_is_named() -> None:
 def test_parameters_and_scratch_stay_together() -> None:
     found = brief([entry("a"), entry("b", scratch=[7])])[1]
     assert {name: found[name] for name in found if name in ("params", "scratch", "when")} == {
-        "params": [1, 2, 3],
+        "params": PARAMS,
         "scratch": [7],
     }
+
+
+def test_parameters_that_differ_are_named() -> None:
+    wide = [{**PARAMS[0], "dtype": "f32", "align": 4}, PARAMS[1]]
+    kernels = [entry("a"), entry("b", params=wide)]
+    found = brief(kernels)
+    assert found[1]["params"] == {"x": {"dtype": "f32", "align": 4}}
+    assert "scratch" not in found[1]
+    assert whole(found) == kernels
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        PARAMS[:1],
+        PARAMS[::-1],
+        [{**PARAMS[0], "name": "y"}, PARAMS[1]],
+        [{"name": "x", "kind": "null", "dtype": "ptr"}, PARAMS[1]],
+    ],
+)
+def test_other_parameters_are_a_list(params: list[Json]) -> None:
+    kernels = [entry("a"), entry("b", params=params)]
+    found = brief(kernels)
+    assert (found[1]["params"], found[1]["scratch"]) == (params, [])
+    assert whole(found) == kernels
+
+
+def test_parameters_of_one_name_and_too_many_are_a_list() -> None:
+    twice, many = PARAMS[:1] * 2, [{**PARAMS[0], "name": f"p{i}"} for i in range(MOST_PARAMS + 1)]
+    for params in (twice, many):
+        other = [{**params[0], "align": 2}, *params[1:]]
+        assert brief([entry("a", params=params), entry("b", params=other)])[1]["params"] == other
 
 
 def test_what_it_is_stored_as_stays_with_the_file() -> None:
@@ -53,7 +93,10 @@ def test_true_and_1_differ() -> None:
 
 
 def test_another_op_and_a_far_one_are_named_by_none() -> None:
-    crowd = [entry(f"b{i:03}", params=[i] * 200, grid=[i, i, i], when=["is", i]) for i in range(NEAR)]
+    crowd = [
+        entry(f"b{i:03}", params=[{**PARAMS[0], "align": i}] * 9, grid=[i, i, i], when=["is", i])
+        for i in range(NEAR)
+    ]
     found = brief([entry("a"), *crowd, entry("c")])
     assert found[-1]["like"] != "a"
     assert brief([entry("a"), *crowd[1:], entry("c")])[-1]["like"] == "a"
@@ -61,7 +104,7 @@ def test_another_op_and_a_far_one_are_named_by_none() -> None:
 
 
 def test_what_shares_nothing_is_written_whole() -> None:
-    other = {"op": "f", "variant": "b", "params": [9], "scratch": [9], "when": 9, "grid": 9, "file": 9}
+    other = {"op": "f", "variant": "b", "params": [], "scratch": [9], "when": 9, "grid": 9, "file": 9}
     assert brief([entry("a"), other])[1] == other
 
 

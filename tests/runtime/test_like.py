@@ -41,6 +41,26 @@ def test_a_kernel_has_what_it_does_not_give_of_the_one_it_is_like() -> None:
     assert b.params is a.params
 
 
+def test_parameters_that_differ_are_given_by_name() -> None:
+    kernels = entries()
+    first = [
+        *PARAMS["negate"],
+        {"name": "g", "kind": "null", "dtype": "ptr"},
+        {"name": "one", "kind": "dropped", "dtype": "i32", "value": dim("M"), "equals": 1},
+    ]
+    kernels[0]["params"] = first
+    changes = {
+        "x_read": {"align": 2, "dtype": "bf16"},
+        "n": {"value": dim("M")},
+        "one": {"equals": 2},
+        "g": {},
+    }
+    kernels[1]["params"] = changes
+    a, b, _, _ = parse_manifest(canonical_json(alike(kernels)), "cpu-x86_64").kernels
+    assert dump(a)["params"] == first
+    assert dump(b)["params"] == [{**p, **changes.get(p["name"], {})} for p in first]
+
+
 def test_the_file_is_what_a_kernel_is_stored_as() -> None:
     kernels = entries()
     kernels[0] |= {"file": "own.so", "stored_as": "other.so"}
@@ -66,6 +86,12 @@ def far(kernels: list[Json]) -> None:
     kernels[1:3] = [*others, {**kernels[1], "variant": "c"}]
 
 
+def many(kernels: list[Json]) -> None:
+    """More parameters than a kernel may have of which another one changes some."""
+    kernels[0]["params"] = [*PARAMS["negate"], *(value(f"p{i}", 1, "i64", 1) for i in range(64))]
+    kernels[1]["params"] = {"x_read": {}}
+
+
 BASE = "a variant of the same op among the 256 entries before"
 DAMAGE: dict[str, tuple[Callable[[list[Json]], None], str, str]] = {
     "like none": (change(1, like="z"), "/kernels/1/like", BASE),
@@ -74,6 +100,37 @@ DAMAGE: dict[str, tuple[Callable[[list[Json]], None], str, str]] = {
     "like another op's": (change(3, like="b"), "/kernels/3/like", BASE),
     "like one too far before": (far, f"/kernels/{NEAR + 1}/like", BASE),
     "like a number": (change(1, like=0), "/kernels/1/like", BASE),
+    "another's parameter": (change(1, params={"z": {}}), "/kernels/1/params/z", "a parameter of the kernel"),
+    "parameter that is no object": (change(1, params={"x_read": 4}), "/kernels/1/params/x_read", "an object"),
+    "parameter's name": (
+        change(1, params={"x_read": {"name": "z"}}),
+        "/kernels/1/params/x_read",
+        "unknown field name",
+    ),
+    "parameter's kind": (
+        change(1, params={"x_read": {"kind": "null"}}),
+        "/kernels/1/params/x_read",
+        "unknown field kind",
+    ),
+    "field of another kind": (
+        change(1, params={"x_read": {"equals": 1}}),
+        "/kernels/1/params/x_read",
+        "unknown field equals",
+    ),
+    "parameter's wrong value": (
+        change(1, params={"x_read": {"align": 3}}),
+        "/kernels/1/params/x_read/align",
+        "found 3, expected",
+    ),
+    "parameter of nothing": (
+        change(1, params={"x_read": {"operand": "q"}}),
+        "",
+        "param x_read points to 'q'",
+    ),
+    "written input": (change(1, params={"x_read": {"access": "write"}}), "", "write of the in operand x"),
+    "value of nothing": (change(1, params={"n": {"value": dim("Q")}}), "", "param n names 'Q'"),
+    "changes of a whole kernel": (change(0, params={"x_read": {}}), "/kernels/0/params", "a list"),
+    "changes of too many": (many, "/kernels/1/params", "has more than 64 parameters"),
     "without op": (change(1, op=None), "/kernels/1", "the field 'op'"),
     "op of another kind": (change(1, op=[]), "/kernels/1/op", "a snake_case op name"),
     "without variant": (change(1, variant=None), "/kernels/1", "the field 'variant'"),

@@ -122,4 +122,6 @@ def rich() -> Json:
     like = {"op": "big", "variant": "w", "like": "v.1+x-y", "when": ["present", "b"], "toolchain": {}}
     like_that = {"op": "big", "variant": "x", "like": "w", "params": PARAMS[:1], "scratch": [], "priority": 3}
     like_that["stored_as"] = "w.so"
-    return manifest([entry, like, like_that], ops=ops, recipes=[PLAN], sources=sources, schema=2)
+    changed = {"op": "big", "variant": "y", "like": "v.1+x-y"}
+    changed["params"] = {"x_read": {"align": 1}, "n": {"value": 3}, "one": {"equals": 0, "dtype": "i32"}}
+    return manifest([entry, like, like_that, changed], ops=ops, recipes=[PLAN], sources=sources, schema=2)

@@ -25,6 +25,15 @@ def test_contradictions_are_refused_with_the_same_words(libkiln_core: Core, name
     assert f" at {place}:" in found.message or not place
 
 
+def test_parameters_that_differ_are_given_by_name(libkiln_core: Core) -> None:
+    kernels = entries()
+    kernels[1]["params"] = {"x_read": {"align": 2, "dtype": "bf16"}, "n": {"value": ["add", ["dim", "M"], 1]}}
+    kernels[2] |= {"params": {"n": {"divisible_by": 8}}, "scratch": []}
+    assert agrees(libkiln_core, text_of(alike(kernels))) == ACCEPTED
+    kernels[2] |= {"params": {"x_read": {"operand": "scratch:work"}}}
+    assert "'scratch:work'" in agrees(libkiln_core, text_of(alike(kernels))).message
+
+
 def test_the_file_is_what_a_kernel_is_stored_as(libkiln_core: Core) -> None:
     kernels = entries()
     kernels[0] |= {"file": "own.so", "stored_as": "other.so"}
