@@ -92,8 +92,9 @@ def _names(tree: Expr | Pred) -> tuple[tuple[str, str], ...]:
 
 def _is_new(checked: set[tuple[object, ...]], op: str, *parts: object) -> bool:
     """Whether no kernel of the op that was checked has these very objects: most share theirs with others."""
-    key = (op, *map(id, parts))
-    return key not in checked and not checked.add(key)
+    before = len(checked)
+    checked.add((op, *map(id, parts)))
+    return len(checked) > before
 
 
 def _kernel_faults(

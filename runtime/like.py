@@ -39,7 +39,7 @@ def kernels(fields: Fields, params: Mapping[str, Fields], most: int) -> Reader[t
         params: by a parameter's kind, its fields beside name and kind.
     """
     whole, own = kernel(fields), {**fields, STORED: fields["file"]}
-    changes = {kind: record(dict, {}, of_kind) for kind, of_kind in params.items()}
+    changes: dict[str, Reader[Any]] = {kind: record(dict, {}, of_kind) for kind, of_kind in params.items()}
     return lambda value: array(_Entries(own, whole, changes).read, most, 1)(value)
 
 
@@ -68,12 +68,14 @@ class _Entries:
 
     def _derived(self, value: dict[str, Any]) -> Kernel:
         changes = type(value.get("params")) is dict
+        own = self._own
         needed = {*OWN, *(("params",) if "scratch" in value else ())}
         needed |= {"scratch"} if "params" in value and not changes else set()
         if not needed <= value.keys() <= self._names:
             refuse_keys(value, frozenset(needed), self._names)
-        base = self._base(given(value, {"op": self._own["op"]})["op"], value[LIKE])
-        own = {**self._own, "params": partial(self._changed, base.params)} if changes else self._own
+        base = self._base(given(value, {"op": own["op"]})["op"], value[LIKE])
+        if changes:
+            own = {**own, "params": partial(self._changed, base.params)}
         return _kernel(**{**vars(base), **given(value, own)})
 
     def _base(self, op: str, variant: Any) -> Kernel:

@@ -119,9 +119,8 @@ def rich() -> Json:
     }
     entry = kernel("big", "v.1+x-y", PARAMS, b"data", **ENTRY)
     sources = {"big.c": {"bytes": 0, "sha256": "a" * 64}}
-    like = {"op": "big", "variant": "w", "like": "v.1+x-y", "when": ["present", "b"], "toolchain": {}}
-    like_that = {"op": "big", "variant": "x", "like": "w", "params": PARAMS[:1], "scratch": [], "priority": 3}
-    like_that["stored_as"] = "w.so"
-    changed = {"op": "big", "variant": "y", "like": "v.1+x-y"}
-    changed["params"] = {"x_read": {"align": 1}, "n": {"value": 3}, "one": {"equals": 0, "dtype": "i32"}}
-    return manifest([entry, like, like_that, changed], ops=ops, recipes=[PLAN], sources=sources, schema=2)
+    like: Json = {"op": "big", "variant": "w", "like": "v.1+x-y", "when": ["present", "b"], "toolchain": {}}
+    listed: Json = {"op": "big", "variant": "x", "like": "w", "params": PARAMS[:1], "scratch": []}
+    changes = {"x_read": {"align": 1}, "n": {"value": 3}, "one": {"equals": 0, "dtype": "i32"}}
+    changed: Json = {"op": "big", "variant": "y", "like": "v.1+x-y", "params": changes, "stored_as": "w.so"}
+    return manifest([entry, like, listed, changed], ops=ops, recipes=[PLAN], sources=sources, schema=2)
