@@ -175,7 +175,10 @@ def crowd(count: int = 20_000) -> Json:
     """As many kernels as a manifest may hold, all like one whose lists are as long as they may be."""
     params = [value(f"p{i}", ["add", dim("M"), i], "i64", 1) for i in range(512)]
     when = ["or", *([["gt", dim("M"), 1]] * 1000)]
-    first = kernel("negate", "v00000", params, b"x", when=when)
+    size: Json = dim("M")
+    for _ in range(10):
+        size = ["add", size, size]
+    first = kernel("negate", "v00000", params, b"x", when=when, grid=[size] * 3)
     near = [f"v{i - i % NEAR:05}" for i in range(count)]
     others = [{"op": "negate", "variant": f"v{i:05}", "like": near[i - 1]} for i in range(1, count)]
     return manifest([first, *others], ops={"negate": OPS["negate"]}, recipes=[], schema=2)
