@@ -15,6 +15,7 @@ from kiln.compiler.reuse import Existing
 from kiln.compiler.signatures import signature_json
 from kiln.compiler.tree import TargetContent, check_content
 from kiln.ir.spec import Op
+from kiln.runtime.like import STORED
 from kiln.runtime.manifest import ABI, SCHEMA, dump
 
 State = Literal["reused", "built", "failed"]
@@ -66,6 +67,7 @@ def _assemble(plan: TargetPlan, loaded: Mapping[str, Op], out: Path) -> TargetCo
     for part in parts:
         _merge(files, part.files)
         _merge(sources, part.sources)
+    kernels = _stored_once(kernels, files)
     declared, recipes = recipes, runnable(recipes, {k["op"] for k in kernels})
     plan.unserved = unserved(declared, recipes, {k["op"] for k in kernels}, plan.target)
     served = {entry["op"] for entry in (*kernels, *recipes)}
@@ -133,6 +135,16 @@ def unserved(
         for step in p["steps"]
         if step["op"] not in known
     ]
+
+
+def _stored_once(kernels: list[dict[str, Any]], files: dict[str, bytes]) -> list[dict[str, Any]]:
+    """The entries with those files that are a copy of another said to be stored as that one, the first by
+    name; the copies are taken out of `files`."""
+    first: dict[bytes, str] = {}
+    copies = {name: there for name in sorted(files) if (there := first.setdefault(files[name], name)) != name}
+    for name in copies:
+        del files[name]
+    return [{**k, STORED: copies[k["file"]]} if k["file"] in copies else k for k in kernels]
 
 
 def _with_toolchain(entry: Mapping[str, Any], common: Mapping[str, str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from kiln.compiler.backend import Built, Job
 from kiln.compiler.tree import Parsed, parsed
 from kiln.runtime.errors import KilnError
 from kiln.runtime.files import Folder
+from kiln.runtime.like import STORED
 from kiln.runtime.manifest import Kernel, parse_index
 from kiln.runtime.proof import prove_kernel, read_artifact
 from kiln.runtime.verify import INDEX, MANIFEST, MAX_INDEX_BYTES
@@ -81,16 +82,19 @@ class Existing:
         try:
             with Folder.open_root(self.folder) as folder:
                 files = {k.file: folder.read_exact(k.file, k.bytes, k.sha256) for k, _ in made}
+                own = {entry["file"]: files[k.file] for k, entry in made}
                 texts = {n: folder.read_exact(n, s.bytes, s.sha256) for n, s in sources.items()}
             artifacts = {name: read_artifact(self.folder.name, data) for name, data in files.items()}
             if any(prove_kernel(k, self.folder.name, artifacts[k.file]) for k, _ in made):
                 return None
         except KilnError:
             return None
-        return Built(tuple(map(self._with_toolchain, made)), files, texts)
+        return Built(tuple(map(self._as_made, made)), own, texts)
 
-    def _with_toolchain(self, made: tuple[Kernel, dict[str, Any]]) -> dict[str, Any]:
-        """The kernel's entry with its whole toolchain: the manifest it goes into may have another."""
+    def _as_made(self, made: tuple[Kernel, dict[str, Any]]) -> dict[str, Any]:
+        """The kernel's entry with its whole toolchain, and stored as its own file: the manifest it goes into
+        may have others."""
         common = self.manifest.toolchain if self.manifest else {}
         kernel, entry = made
-        return {**entry, "toolchain": {**common, **kernel.toolchain}}
+        own = {name: value for name, value in entry.items() if name != STORED}
+        return {**own, "toolchain": {**common, **kernel.toolchain}}

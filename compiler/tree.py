@@ -21,13 +21,14 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kiln.compiler.alike import brief, whole
 from kiln.compiler.errors import BuildError, OutputError
 from kiln.compiler.exchange import exchange, hold_lock
 from kiln.runtime import strictjson
 from kiln.runtime.errors import IntegrityError, KilnError
 from kiln.runtime.files import Folder, check_bytes
 from kiln.runtime.manifest import (
-    SCHEMA,
+    INDEX_SCHEMA,
     Manifest,
     canonical_json,
     dump,
@@ -37,7 +38,7 @@ from kiln.runtime.manifest import (
 )
 from kiln.runtime.schema import MAX_MANIFEST_BYTES
 from kiln.runtime.signature import SIGNATURE
-from kiln.runtime.verify import EVIDENCE, INDEX, MANIFEST, MAX_INDEX_BYTES, STAGING
+from kiln.runtime.verify import EVIDENCE, EVIDENCE_LEVELS, INDEX, MANIFEST, MAX_INDEX_BYTES, STAGING
 
 MAX_EVIDENCE_BYTES = 64 << 20
 _IGNORED = ("__init__.py", "py.typed", "__pycache__")
@@ -54,7 +55,7 @@ class TargetContent:
     @cached_property
     def text(self) -> bytes:
         """MANIFEST.json."""
-        return strictjson.tabular(self.manifest)
+        return strictjson.tabular({**self.manifest, "kernels": brief(self.manifest["kernels"])})
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
@@ -301,7 +302,7 @@ def _settle(out: Path, staged: list[_Staged], index_path: Path, aside: Path | No
 
 
 class Parsed(NamedTuple):
-    """A manifest, and the JSON value that it was read from."""
+    """A manifest, and the JSON value that it was read from, its kernels written out."""
 
     manifest: Manifest
     value: Mapping[str, Any]
@@ -312,7 +313,7 @@ def parsed(data: bytes, target: str) -> Parsed:
     """A manifest, parsed once: a build that changes nothing meets the same bytes three times."""
     what = f"the manifest made for {target}"
     value = strictjson.parse(data, what, MAX_MANIFEST_BYTES)
-    return Parsed(read_manifest(value, target, what), value)
+    return Parsed(read_manifest(value, target, what), {**value, "kernels": whole(value["kernels"])})
 
 
 def check_content(target: str, content: TargetContent) -> None:
@@ -334,10 +335,10 @@ def check_content(target: str, content: TargetContent) -> None:
 def _next_index(old: Mapping[str, Any] | None, contents: Mapping[str, TargetContent]) -> dict[str, Any]:
     entries = {t: _index_entry(t, c.text) for t, c in contents.items()}
     if old is None:
-        return {"schema": SCHEMA, "generation": 1, "targets": entries}
+        return {"schema": INDEX_SCHEMA, "generation": 1, "targets": entries}
     targets = {**old["targets"], **entries}
     generation = old["generation"] + (targets != old["targets"])
-    return {"schema": SCHEMA, "generation": generation, "targets": targets}
+    return {"schema": INDEX_SCHEMA, "generation": generation, "targets": targets}
 
 
 def _index_entry(target: str, manifest: bytes) -> dict[str, Any]:
@@ -389,7 +390,7 @@ def _surviving_evidence(path: Path, manifest: Mapping[str, Any]) -> bytes | None
         raise BuildError(f"{path} can't be carried over: {e}. Restore it or remove it") from e
     digests = {kernel["sha256"] for kernel in manifest["kernels"]}
     kept = {digest: proof for digest, proof in artifacts.items() if digest in digests}
-    return canonical_json({**value, "artifacts": kept}) if kept else None
+    return strictjson.tabular({**value, "artifacts": kept}, EVIDENCE_LEVELS) if kept else None
 
 
 def _write_file(path: Path, data: bytes) -> None:

@@ -1,9 +1,8 @@
 """Whether the parts of a manifest agree with each other: every name declared, nothing twice, every access in
 role."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 
 from kiln.runtime import tensor_map
 from kiln.runtime.entities import Kernel, Like, Manifest, Plan, Signature
@@ -21,12 +20,13 @@ def faults(m: Manifest) -> Iterator[str]:
     yield from _cycle_faults(m)
     for name, sig in m.ops.items():
         yield from (f"op {name}: {f}" for f in _signature_faults(sig))
+    checked: set[tuple[object, ...]] = set()
     for k in m.kernels:
         where = f"kernel {k.op}.{k.variant}"
         if k.op not in m.ops:
             yield f"{where}: its op is not declared; expected one of the manifest's ops."
             continue
-        yield from (f"{where}: {f}" for f in _kernel_faults(k, m.ops[k.op], m.target))
+        yield from (f"{where}: {f}" for f in _kernel_faults(k, m.ops[k.op], m.target, checked))
     for p in m.recipes:
         where = f"plan {p.op}.{p.variant}"
         if p.op not in m.ops:
@@ -91,21 +91,45 @@ def _names(tree: Expr | Pred) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys(names_in(tree)))
 
 
-def _kernel_faults(k: Kernel, sig: Signature, target: str) -> Iterator[str]:
-    trees: Iterable[tuple[Any, str]] = (
-        (k.when, "when"),
-        *((e, "grid") for e in k.grid),
-        *((x.bytes, f"scratch {x.name}") for x in k.scratch),
-        *((p.value, f"param {p.name}") for p in k.params if p.value is not None),
-        *(
-            (e, f"param {p.name}")
-            for p in k.params
-            if p.map is not None
-            for e in (*p.map.shape, *p.map.strides)
-        ),
-    )
-    for tree, where in trees:
-        yield from _name_faults(tree, sig, where)
+def _is_new(checked: set[tuple[object, ...]], op: str, *parts: object) -> bool:
+    """Whether no kernel of the op that was checked has these very objects: most share theirs with others."""
+    before = len(checked)
+    checked.add((op, *map(id, parts)))
+    return len(checked) > before
+
+
+def _kernel_faults(
+    k: Kernel, sig: Signature, target: str, checked: set[tuple[object, ...]]
+) -> Iterator[str]:
+    if _is_new(checked, k.op, k.when):
+        yield from _name_faults(k.when, sig, "when")
+    if _is_new(checked, k.op, k.grid):
+        for e in k.grid:
+            yield from _name_faults(e, sig, "grid")
+    if _is_new(checked, k.op, k.params, k.scratch):
+        yield from _param_faults(k, sig, target, checked)
+    is_cpu = target.startswith("cpu-")
+    if is_cpu != (k.isa is not None):
+        yield (
+            f"isa is {'missing' if is_cpu else 'given'} for target {target}; expected it on CPU "
+            "targets alone."
+        )
+    if k.isa is not None and k.isa.tier not in CPU_TIERS.get(target, ()):
+        yield f"isa tier {k.isa.tier!r}, expected one of {', '.join(CPU_TIERS.get(target, ()))}."
+
+
+def _param_faults(
+    k: Kernel, sig: Signature, target: str, checked: set[tuple[object, ...]]
+) -> Iterator[str]:
+    for x in k.scratch:
+        if _is_new(checked, k.op, x.bytes):
+            yield from _name_faults(x.bytes, sig, f"scratch {x.name}")
+    for p in k.params:
+        if p.value is not None and _is_new(checked, k.op, p.value):
+            yield from _name_faults(p.value, sig, f"param {p.name}")
+        if p.map is not None:
+            for e in (*p.map.shape, *p.map.strides):
+                yield from _name_faults(e, sig, f"param {p.name}")
     roles = {t.name: t.role for t in sig.tensors}
     scratch = {f"scratch:{x.name}" for x in k.scratch}
     for p in k.params:
@@ -121,14 +145,6 @@ def _kernel_faults(k: Kernel, sig: Signature, target: str) -> Iterator[str]:
                 f"param {p.name} is a {p.access} of the {role} operand {p.operand}; expected the "
                 "access to fit the role."
             )
-    is_cpu = target.startswith("cpu-")
-    if is_cpu != (k.isa is not None):
-        yield (
-            f"isa is {'missing' if is_cpu else 'given'} for target {target}; expected it on CPU "
-            "targets alone."
-        )
-    if k.isa is not None and k.isa.tier not in CPU_TIERS.get(target, ()):
-        yield f"isa tier {k.isa.tier!r}, expected one of {', '.join(CPU_TIERS.get(target, ()))}."
 
 
 def _plan_faults(p: Plan, ops: Mapping[str, Signature]) -> Iterator[str]:

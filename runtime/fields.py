@@ -62,22 +62,28 @@ def record(
         if type(value) is not dict:
             raise Mismatch("an object", value)
         if value.keys() != names and not names <= value.keys() <= every.keys():
-            _refuse_keys(value, names, frozenset(every))
-        out = {}
-        for name, inner in every.items():
-            if name not in value:
-                continue
-            try:
-                out[name] = inner(value[name])
-            except Mismatch as m:
-                m.path.append(name)
-                raise
-        return build(**out)
+            refuse_keys(value, names, frozenset(every))
+        return build(**given(value, every))
 
     return reader
 
 
-def _refuse_keys(value: dict[str, Any], names: frozenset[str], every: frozenset[str]) -> None:
+def given(value: dict[str, Any], fields: Mapping[str, Reader[Any]]) -> dict[str, Any]:
+    """Those of the fields that an object has, each read by its reader, in the table's order."""
+    out = {}
+    for name, inner in fields.items():
+        if name not in value:
+            continue
+        try:
+            out[name] = inner(value[name])
+        except Mismatch as m:
+            m.path.append(name)
+            raise
+    return out
+
+
+def refuse_keys(value: dict[str, Any], names: frozenset[str], every: frozenset[str]) -> None:
+    """Raises Mismatch for the first field that is not among `every`, else the first of `names` missing."""
     unknown, missing = sorted(value.keys() - every), sorted(names - value.keys())
     if unknown:
         raise Mismatch(f"only the fields {', '.join(sorted(every))}", f"unknown field {unknown[0]}")

@@ -39,8 +39,10 @@ from kiln.runtime.entities import (
 from kiln.runtime.errors import SchemaError
 from kiln.runtime.fields import read, shown
 
-SCHEMA = 1
-"""The manifest schema that this version reads and writes."""
+SCHEMA = schema.SCHEMAS[-1]
+"""The manifest schema that this version writes; older ones are read."""
+INDEX_SCHEMA = schema.INDEX_SCHEMAS[-1]
+"""The same of the index."""
 ABI = 1
 """The launch ABI that this version can drive."""
 
@@ -52,10 +54,10 @@ def parse_index(data: bytes, what: str = "INDEX.json") -> Index:
     """The index in `data`.
 
     Raises:
-        SchemaError: not strict JSON, or not an index of schema 1.
+        SchemaError: not strict JSON, or not an index of a schema that this version reads.
     """
     value = strictjson.parse(data, what, schema.MAX_INDEX_BYTES)
-    _check_version(value, what)
+    _check_version(value, schema.INDEX_SCHEMAS, what)
     index = read(schema.INDEX, value, what)
     for target, entry in index.targets.items():
         if entry.manifest != f"{target}/MANIFEST.json":
@@ -70,15 +72,15 @@ def parse_manifest(data: bytes, target: str | None = None, what: str = "MANIFEST
     """The manifest in `data`; `target`, if given, is the one it must be for.
 
     Raises:
-        SchemaError: not strict JSON, not schema 1, for another target, or naming something it does not
-            declare.
+        SchemaError: not strict JSON, of a schema that this version does not read, for another target, or
+            naming something it does not declare.
     """
     return read_manifest(strictjson.parse(data, what, schema.MAX_MANIFEST_BYTES), target, what)
 
 
 def read_manifest(value: Json, target: str | None = None, what: str = "MANIFEST.json") -> Manifest:
     """As `parse_manifest`, of a document that `strictjson.parse` has read."""
-    _check_version(value, what)
+    _check_version(value, schema.SCHEMAS, what)
     manifest = read(schema.MANIFEST, value, what)
     if target is not None and manifest.target != target:
         raise SchemaError(
@@ -119,7 +121,8 @@ _PARAM_FIELDS = {
 
 
 def dump(value: Any) -> Json:
-    """A dataclass of this module as the JSON value it was read from: dump(parse(x)) == x."""
+    """A dataclass of this module as the JSON value it was read from: dump(parse(x)) == x. Kernels are
+    written out, whatever they were like."""
     if isinstance(value, Param):
         return {name: dump(getattr(value, name)) for name in _PARAM_FIELDS[value.kind]}
     if isinstance(value, Scratch):
@@ -134,17 +137,19 @@ def dump(value: Any) -> Json:
     return value
 
 
-def _check_version(value: Any, what: str) -> None:
+def _check_version(value: Any, known: tuple[int, ...], what: str) -> None:
     # Told first: a future schema may differ in everything else.
     found = value.get("schema") if type(value) is dict else None
-    if type(found) is int and found != SCHEMA:
+    if type(found) is int and found not in known:
+        reads = " and ".join(map(str, known))
         raise SchemaError(
-            f"{what}: schema {found}, this version reads {SCHEMA}; use a Kiln of the same age as the tree."
+            f"{what}: schema {found}, this version reads {reads}; use a Kiln of the same age as the tree."
         )
 
 
 __all__ = [
     "ABI",
+    "INDEX_SCHEMA",
     "SCHEMA",
     "Attr",
     "Contract",

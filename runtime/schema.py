@@ -1,4 +1,4 @@
-"""Schema 1 as tables: one reader per kind of object, built from `kiln.runtime.fields`."""
+"""The schemas as tables: one reader per kind of object, built from `kiln.runtime.fields`."""
 
 from typing import Any
 
@@ -21,7 +21,12 @@ from kiln.runtime.fields import (
     tagged,
     text,
 )
+from kiln.runtime.like import kernel, kernels
 from kiln.runtime.targets import TARGET_PATTERN
+
+SCHEMAS = (1, 2)
+"""Of a manifest: 2 has kernels that are `like` another or `stored_as` it. The same tables read both."""
+INDEX_SCHEMAS = (1,)
 
 MAX_INDEX_BYTES = 1 << 20
 MAX_MANIFEST_BYTES = 16 << 20
@@ -152,52 +157,24 @@ _TENSOR_MAP = record(
         "fill": choice("zeros", "nan"),
     },
 )
+_PASSED = choice("i32", "i64", "f32", "f64")
+_PARAMS: dict[str, dict[str, Reader[Any]]] = {
+    "ptr": {
+        "dtype": _DTYPE,
+        "operand": text(r"(scratch:)?[A-Za-z_][A-Za-z0-9_]*", "an operand or scratch:NAME"),
+        "access": choice("read", "write"),
+        "align": _ALIGN,
+    },
+    "scalar": {"dtype": _PASSED, "value": _EXPR, "divisible_by": integer(1, 1 << 16)},
+    "null": {"dtype": choice("ptr")},
+    "dropped": {"dtype": _PASSED, "value": _EXPR, "equals": integer(-(1 << 31), (1 << 31) - 1)},
+    "tensor_map": {"dtype": _DTYPE, "operand": _IDENT, "access": choice("read", "write"), "map": _TENSOR_MAP},
+}
 _PARAM = tagged(
     "kind",
     {
-        "ptr": record(
-            e.Param,
-            {
-                "kind": choice("ptr"),
-                "name": _IDENT,
-                "dtype": _DTYPE,
-                "operand": text(r"(scratch:)?[A-Za-z_][A-Za-z0-9_]*", "an operand or scratch:NAME"),
-                "access": choice("read", "write"),
-                "align": _ALIGN,
-            },
-        ),
-        "scalar": record(
-            e.Param,
-            {
-                "kind": choice("scalar"),
-                "name": _IDENT,
-                "dtype": choice("i32", "i64", "f32", "f64"),
-                "value": _EXPR,
-                "divisible_by": integer(1, 1 << 16),
-            },
-        ),
-        "null": record(e.Param, {"kind": choice("null"), "name": _IDENT, "dtype": choice("ptr")}),
-        "dropped": record(
-            e.Param,
-            {
-                "kind": choice("dropped"),
-                "name": _IDENT,
-                "dtype": choice("i32", "i64", "f32", "f64"),
-                "value": _EXPR,
-                "equals": integer(-(1 << 31), (1 << 31) - 1),
-            },
-        ),
-        "tensor_map": record(
-            e.Param,
-            {
-                "kind": choice("tensor_map"),
-                "name": _IDENT,
-                "dtype": _DTYPE,
-                "operand": _IDENT,
-                "access": choice("read", "write"),
-                "map": _TENSOR_MAP,
-            },
-        ),
+        kind: record(e.Param, {"kind": choice(kind), "name": _IDENT, **fields})
+        for kind, fields in _PARAMS.items()
     },
 )
 _SCRATCH = record(
@@ -208,35 +185,33 @@ _SELFTEST = record(e.Selftest, {"seed": _COUNT, "shape": mapping(_IDENT, _COUNT,
 _RESOURCES = mapping(_IDENT, _COUNT, 32)
 _MODE = choice("exact", "fast")
 
-KERNEL = record(
-    e.Kernel,
-    {
-        "op": _OP,
-        "variant": _VARIANT,
-        "tier": choice("fused", "fast", "generated", "primitive"),
-        "mode": _MODE,
-        "entry": _SYMBOL,
-        "file": file_name,
-        "bytes": _SIZE,
-        "sha256": _SHA256,
-        "inputs_digest": _SHA256,
-        "toolchain": _TOOLCHAIN,
-        "params": once(array(_PARAM, 512)),
-        "grid": once(array(_EXPR, 3, 3)),
-        "block": once(array(integer(1, 1024), 3, 3)),
-        "cluster": once(array(integer(1, 16), 3, 3)),
-        "shared_bytes": integer(0, _MAX_GRID_SHARED),
-        "launch": mapping(choice("pdl", "cooperative"), boolean, 8),
-        "scratch": once(array(_SCRATCH, 16)),
-        "when": _PRED,
-        "priority": _PRIORITY,
-        "isa": once(nullable(_ISA)),
-        "resources": once(_RESOURCES),
-        "budget": once(_RESOURCES),
-        "numerics": once(record(e.Numerics, {"contract": _CONTRACT, "selftest": _SELFTEST})),
-        "specialization": mapping(_WORD, _json, 128),
-    },
-)
+_KERNEL: dict[str, Reader[Any]] = {
+    "op": _OP,
+    "variant": _VARIANT,
+    "tier": choice("fused", "fast", "generated", "primitive"),
+    "mode": _MODE,
+    "entry": _SYMBOL,
+    "file": file_name,
+    "bytes": _SIZE,
+    "sha256": _SHA256,
+    "inputs_digest": _SHA256,
+    "toolchain": _TOOLCHAIN,
+    "params": once(array(_PARAM, 512)),
+    "grid": once(array(_EXPR, 3, 3)),
+    "block": once(array(integer(1, 1024), 3, 3)),
+    "cluster": once(array(integer(1, 16), 3, 3)),
+    "shared_bytes": integer(0, _MAX_GRID_SHARED),
+    "launch": mapping(choice("pdl", "cooperative"), boolean, 8),
+    "scratch": once(array(_SCRATCH, 16)),
+    "when": _PRED,
+    "priority": _PRIORITY,
+    "isa": once(nullable(_ISA)),
+    "resources": once(_RESOURCES),
+    "budget": once(_RESOURCES),
+    "numerics": once(record(e.Numerics, {"contract": _CONTRACT, "selftest": _SELFTEST})),
+    "specialization": mapping(_WORD, _json, 128),
+}
+KERNEL = kernel(_KERNEL)
 
 _TEMP = record(e.Temp, {"name": _IDENT, "dtype": _dtype_or(_LIKE), "shape": array(_EXPR, 8)})
 _STEP = record(
@@ -267,12 +242,12 @@ PLAN = record(
 MANIFEST = record(
     e.Manifest,
     {
-        "schema": choice(1),
+        "schema": choice(*SCHEMAS),
         "abi": _COUNT,
         "target": TARGET,
         "toolchain": _TOOLCHAIN,
         "ops": mapping(_OP, once(SIGNATURE), 4096),
-        "kernels": array(KERNEL, MAX_KERNELS, 1),
+        "kernels": kernels(_KERNEL, _PARAMS, MAX_KERNELS),
         "recipes": array(once(PLAN), MAX_KERNELS),
         "sources": mapping(
             file_name,
@@ -285,7 +260,7 @@ MANIFEST = record(
 INDEX = record(
     e.Index,
     {
-        "schema": choice(1),
+        "schema": choice(*INDEX_SCHEMAS),
         "generation": _COUNT,
         "targets": mapping(
             TARGET,

@@ -69,24 +69,25 @@ def canonical(value: object) -> bytes:
     return (_canonical(value, "\n") + "\n").encode("ascii")
 
 
-def tabular(value: Mapping[str, object]) -> bytes:
-    """An object as JSON like `canonical`'s, but each entry of a table that it holds is one line without
-    spaces: a change of a kernel is one line, and manifests are a quarter smaller.
+def tabular(value: Mapping[str, object], levels: int = 1) -> bytes:
+    """An object as JSON like `canonical`'s, but each entry of the tables that it holds, `levels` below it, is
+    one line without spaces, and so is each object of a list that such an entry is: a change of a kernel is
+    one line, and manifests are a quarter smaller.
 
     Raises:
         ValueError: a float that JSON cannot hold.
     """
-    items = [f"  {_quoted(k)}: {_table(value[k])}" for k in sorted(value)]
-    return ("{\n" + ",\n".join(items) + "\n}\n").encode("ascii")
+    return (_table(value, levels, "\n") + "\n").encode("ascii")
 
 
-def _table(value: object) -> str:
-    if isinstance(value, dict):
-        lines = [f"    {_quoted(k)}: {_dense(value[k])}" for k in sorted(value)]
-        return "{\n" + ",\n".join(lines) + "\n  }" if lines else "{}"
+def _table(value: object, levels: int, newline: str) -> str:
+    inner = newline + "  "
+    if isinstance(value, Mapping) and value and levels >= 0:
+        items = [f"{_quoted(k)}: {_table(value[k], levels - 1, inner)}" for k in sorted(value)]
+        return "{" + inner + f",{inner}".join(items) + newline + "}"
     if isinstance(value, _LISTS) and any(isinstance(v, dict) for v in value):
-        return "[\n" + ",\n".join([f"    {_dense(v)}" for v in value]) + "\n  ]"
-    return _encode(value)
+        return "[" + inner + f",{inner}".join(map(dense, value)) + newline + "]"
+    return dense(value) if levels < 0 else _encode(value)
 
 
 LINE = 110
@@ -131,9 +132,10 @@ def _is_plain(value: object) -> bool:
 _LISTS = (list, tuple)
 _quoted = json.encoder.encode_basestring_ascii
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True, check_circular=False).encode
-_dense = json.JSONEncoder(
+dense = json.JSONEncoder(
     ensure_ascii=True, allow_nan=False, sort_keys=True, check_circular=False, separators=(",", ":")
 ).encode
+"""dense(value) -> str: JSON on one line, without spaces."""
 
 
 def _decode(data: bytes) -> str:

@@ -26,6 +26,8 @@ from kiln.runtime.signature import SIGNATURE, SIGNATURE_BYTES, PublicKey, check_
 
 INDEX, MANIFEST, EVIDENCE = "INDEX.json", "MANIFEST.json", "EVIDENCE.json"
 MAX_INDEX_BYTES = 1 << 20
+EVIDENCE_LEVELS = 2
+"""Of tables in the other tables of EVIDENCE.json, for `strictjson.tabular`."""
 
 STAGING = ".staging-"
 """How the names of a builder's folders start; a killed build may leave one, and the next build removes it."""

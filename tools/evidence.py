@@ -30,9 +30,8 @@ from kiln.runtime.fields import (
     text,
 )
 from kiln.runtime.files import Folder
-from kiln.runtime.manifest import canonical_json
-from kiln.runtime.strictjson import MAX_BYTES, parse
-from kiln.runtime.verify import STAGING
+from kiln.runtime.strictjson import MAX_BYTES, parse, tabular
+from kiln.runtime.verify import EVIDENCE_LEVELS, STAGING
 
 NAME = "EVIDENCE.json"
 SCHEMA = 1
@@ -245,9 +244,9 @@ def _written(proofs: Proofs) -> dict[str, Any]:
 
 
 def evidence_bytes(evidence: Evidence) -> bytes:
-    """The document in canonical JSON; SchemaError if it would not read back."""
+    """The document, each timing and each other proof a line; SchemaError if it would not read back."""
     artifacts = {digest: _written(p) for digest, p in evidence.artifacts.items() if p != Proofs()}
-    data = canonical_json({"schema": SCHEMA, "target": evidence.target, "artifacts": artifacts})
+    data = tabular({"schema": SCHEMA, "target": evidence.target, "artifacts": artifacts}, EVIDENCE_LEVELS)
     parse_evidence(data)
     return data
 

@@ -162,11 +162,16 @@ static lookup look_up(const raw_op *op, const expr *e) {
   }
 }
 
-/* Checks the names of a tree against the op and notes their places. Recursion is bounded by the levels of an expression. */
-static bool check_names(checker *c, const raw_op *op, expr *e, const char *where, const char *which) {
+static bool check_name(checker *c, const raw_op *op, expr *e, const char *where, const char *which) {
   lookup found = look_up(op, e);
   if (found.index < 0) return fault(c, "%s%s names '%.200s', which is no %s of the op.", where, which, e->name, found.kind);
   if (found.kind != NULL) e->index = found.index;
+  return true;
+}
+
+/* Checks the names of a tree against the op and notes their places. Recursion is bounded by the levels of an expression. */
+static bool check_names(checker *c, const raw_op *op, expr *e, const char *where, const char *which) {
+  if (!check_name(c, op, e, where, which)) return false;
   for (uint32_t i = 0; i < e->count; ++i) {
     if (!check_names(c, op, &e->items[i], where, which)) return false;
   }
@@ -241,21 +246,17 @@ static bool check_signature(checker *c, raw_op *op) {
 }
 
 /* ---- kernels ---- */
-static bool check_trees(checker *c, const raw_op *op, manifest_kernel *k) {
-  if (!check_names(c, op, &k->when, "when", "")) return false;
+static bool check_tree(checker *c, const raw_op *op, expr *e, const expr *of_base, const char *where, const char *which) {
+  if (of_base != NULL && kiln_same_items(e, of_base)) return check_name(c, op, e, where, which);
+  return check_names(c, op, e, where, which);
+}
+
+static bool check_trees(checker *c, const raw_op *op, raw_kernel *raw) {
+  manifest_kernel *k = &raw->kernel;
+  const manifest_kernel *base = raw->base == NULL ? NULL : &raw->base->kernel;
+  if (!check_tree(c, op, &k->when, base == NULL ? NULL : &base->when, "when", "")) return false;
   for (int i = 0; i < 3; ++i) {
-    if (!check_names(c, op, &k->grid[i], "grid", "")) return false;
-  }
-  for (uint32_t i = 0; i < k->scratch_count; ++i) {
-    if (!check_names(c, op, &k->scratch[i].bytes, "scratch ", k->scratch[i].name)) return false;
-  }
-  for (uint32_t i = 0; i < k->param_count; ++i) {
-    kernel_param *p = &k->params[i];
-    if (p->has_value && !check_names(c, op, &p->value, "param ", p->name)) return false;
-    for (uint32_t j = 0; p->map != NULL && j < p->map->rank; ++j)
-      if (!check_names(c, op, &p->map->shape[j], "param ", p->name)) return false;
-    for (uint32_t j = 0; p->map != NULL && j < p->map->stride_count; ++j)
-      if (!check_names(c, op, &p->map->strides[j], "param ", p->name)) return false;
+    if (!check_tree(c, op, &k->grid[i], base == NULL ? NULL : &base->grid[i], "grid", "")) return false;
   }
   return true;
 }
@@ -284,18 +285,36 @@ static bool check_map(checker *c, const kernel_param *p, const tensor_map *m, co
   return true;
 }
 
-static bool check_pointers(checker *c, const raw_op *op, manifest_kernel *k, const char *target) {
+static bool check_pointer(checker *c, const raw_op *op, const manifest_kernel *k, kernel_param *p) {
   static const char *const roles[] = {"in", "inout", "out"};
+  if ((p->scratch = kiln_scratch_index(k, p->operand)) >= 0) return true;
+  if ((p->tensor = kiln_tensor_index(&op->op, p->operand)) < 0)
+    return fault(c, "param %s points to '%s', which is no tensor or scratch of the op.", p->name, p->operand);
+  operand_role role = op->op.tensors[p->tensor].role;
+  if ((role == ROLE_OUT && !p->writes) || (role == ROLE_IN && p->writes))
+    return fault(c, "param %s is a %s of the %s operand %s; expected the access to fit the role.", p->name,
+                 p->writes ? "write" : "read", roles[role], p->operand);
+  return true;
+}
+
+static bool check_params(checker *c, const raw_op *op, raw_kernel *raw, const char *target) {
+  manifest_kernel *k = &raw->kernel;
+  if (kiln_same_params(raw)) return true;
+  for (uint32_t i = 0; i < k->scratch_count && !kiln_same_scratch(raw); ++i) {
+    if (!check_names(c, op, &k->scratch[i].bytes, "scratch ", k->scratch[i].name)) return false;
+  }
+  for (uint32_t i = 0; i < k->param_count; ++i) {
+    kernel_param *p = &k->params[i];
+    if (p->has_value && !check_tree(c, op, &p->value, kiln_base_value(raw, i), "param ", p->name)) return false;
+    for (uint32_t j = 0; p->map != NULL && j < p->map->rank; ++j)
+      if (!check_names(c, op, &p->map->shape[j], "param ", p->name)) return false;
+    for (uint32_t j = 0; p->map != NULL && j < p->map->stride_count; ++j)
+      if (!check_names(c, op, &p->map->strides[j], "param ", p->name)) return false;
+  }
   for (uint32_t i = 0; i < k->param_count; ++i) {
     kernel_param *p = &k->params[i];
     if (p->map != NULL && !check_map(c, p, p->map, target)) return false;
-    if (p->operand == NULL || (p->scratch = kiln_scratch_index(k, p->operand)) >= 0) continue;
-    if ((p->tensor = kiln_tensor_index(&op->op, p->operand)) < 0)
-      return fault(c, "param %s points to '%s', which is no tensor or scratch of the op.", p->name, p->operand);
-    operand_role role = op->op.tensors[p->tensor].role;
-    if ((role == ROLE_OUT && !p->writes) || (role == ROLE_IN && p->writes))
-      return fault(c, "param %s is a %s of the %s operand %s; expected the access to fit the role.", p->name,
-                   p->writes ? "write" : "read", roles[role], p->operand);
+    if (p->operand != NULL && !check_pointer(c, op, k, p)) return false;
   }
   return true;
 }
@@ -398,7 +417,7 @@ static bool check_all(checker *c, raw_manifest *m) {
   for (uint32_t i = 0; i < m->kernel_count; ++i) {
     manifest_kernel *k = &m->kernels[i].kernel;
     const raw_op *op = declared(c, m, "kernel", m->kernels[i].op, k->variant);
-    if (op == NULL || !check_trees(c, op, k) || !check_pointers(c, op, k, m->target) || !check_isa(c, k, m->target)) return false;
+    if (op == NULL || !check_trees(c, op, &m->kernels[i]) || !check_params(c, op, &m->kernels[i], m->target) || !check_isa(c, k, m->target)) return false;
   }
   for (uint32_t i = 0; i < m->plan_count; ++i) {
     const raw_op *op = declared(c, m, "plan", m->plans[i].op, m->plans[i].plan.variant);

@@ -111,7 +111,7 @@ static bool parse_list(budget *b, const json_value *value, int level, bool predi
 
 /* Recursion is bounded by MAX_LEVELS. */
 static bool parse(budget *b, const json_value *value, int level, bool predicate, expr *out) {
-  out->index = -1;
+  *out = (expr){.index = -1}; /* an entry that is like another starts as its copy */
   if (!spend(b, level, value)) return false;
   if (predicate && value->kind == JSON_TRUE) {
     out->head = P_TRUE;

@@ -254,6 +254,14 @@ static int field_named(const record *fields, const json_member *m) {
   return -1;
 }
 
+bool kiln_missing_field(reading *r, const char *name) {
+  line text = {.used = 0};
+  add(&text, "the field '", 11);
+  add(&text, name, strlen(name));
+  add(&text, "'", 1);
+  return kiln_mismatch_text(r, text.text, "'an object without it'");
+}
+
 /* The first unknown field by name, else the first missing one. */
 static bool refuse_fields(reading *r, const record *fields, const json_value *value) {
   const char *worst = NULL;
@@ -261,8 +269,8 @@ static bool refuse_fields(reading *r, const record *fields, const json_value *va
     const json_member *m = &value->u.members[i];
     if (field_named(fields, m) < 0 && (worst == NULL || strcmp(m->name, worst) < 0)) worst = m->name;
   }
-  line text = {.used = 0};
   if (worst != NULL) {
+    line text = {.used = 0};
     text.used = (size_t)snprintf(text.text, sizeof text.text, "'unknown field %.80s'", worst);
     return kiln_mismatch_text(r, "only the fields of this version's schema", text.text);
   }
@@ -271,13 +279,10 @@ static bool refuse_fields(reading *r, const record *fields, const json_value *va
     bool missing = !fields->fields[i].how.optional && kiln_member(value, name) == NULL;
     if (missing && (worst == NULL || strcmp(name, worst) < 0)) worst = name;
   }
-  add(&text, "the field '", 11);
-  add(&text, worst, strlen(worst));
-  add(&text, "'", 1);
-  return kiln_mismatch_text(r, text.text, "'an object without it'");
+  return kiln_missing_field(r, worst);
 }
 
-/* An object with exactly the fields of a table, but for optional ones. */
+/* An object with exactly the fields of a table, but for those that may be absent. */
 bool kiln_read_record(reading *r, const reader *how, const json_value *value, void *out) {
   enum { MOST_FIELDS = 32 };
   const record *fields = how->rule;
@@ -289,7 +294,7 @@ bool kiln_read_record(reading *r, const reader *how, const json_value *value, vo
     found[place] = &value->u.members[i].value;
   }
   for (size_t i = 0; i < fields->count; ++i) {
-    if (found[i] == NULL && !fields->fields[i].how.optional) return refuse_fields(r, fields, value);
+    if (found[i] == NULL && !how->partial && !fields->fields[i].how.optional) return refuse_fields(r, fields, value);
   }
   for (size_t i = 0; i < fields->count; ++i) {
     const field *f = &fields->fields[i];

@@ -33,7 +33,8 @@ struct reader {
   size_t size, at;       /* bytes of an item; where a map's value stands in it */
   int64_t low, high;     /* bounds of an integer, of a count */
   bool staged;           /* items live only until names are resolved */
-  bool optional;         /* a field that may be absent: its place stays zero */
+  bool optional;         /* a field that may be absent: its place stays as it is */
+  bool partial;          /* an object all of whose fields may be absent */
   const char *expected;  /* what a refusal asks for */
 };
 
@@ -54,6 +55,7 @@ reader_fn kiln_read_text, kiln_read_doc, kiln_read_digest, kiln_read_integer, ki
 /* Refuses a value; always false. */
 bool kiln_mismatch(reading *r, const char *expected, const json_value *found);
 bool kiln_mismatch_text(reading *r, const char *expected, const char *found);
+bool kiln_missing_field(reading *r, const char *name);
 bool kiln_out_of_memory(reading *r);
 /* A step down the path; 0 if there is no room for it. */
 bool kiln_step(reading *r, const char *name, uint32_t index);

@@ -6,11 +6,11 @@
 
 #include "schema.h"
 
-enum { SCHEMA = 1, ABI = 1 };
+enum { ABI = 1 };
 
-static kiln_code refuse_version(kiln_error *error, const char *where, int64_t found) {
-  return kiln_fail(error, KILN_SCHEMA, "%s: schema %" PRId64 ", this version reads %d; use a Kiln of the same age as the tree.",
-                   where, found, SCHEMA);
+static kiln_code refuse_version(kiln_error *error, const char *where, int64_t found, bool index) {
+  return kiln_fail(error, KILN_SCHEMA, "%s: schema %" PRId64 ", this version reads %s; use a Kiln of the same age as the tree.",
+                   where, found, index ? "1" : "1 and 2");
 }
 
 /* The document at `data` through `how`; its schema's number is told first: another one may differ in everything else. */
@@ -19,8 +19,9 @@ static kiln_code read_document(reading *r, const reader *how, const uint8_t *dat
   kiln_code code = kiln_json_parse(r->staging, r->where, data, bytes, &value, r->error);
   if (code != KILN_OK) return code;
   const json_value *schema = value.kind == JSON_OBJECT ? kiln_member(&value, "schema") : NULL;
-  if (schema != NULL && schema->kind == JSON_INTEGER && schema->u.integer != SCHEMA)
-    return refuse_version(r->error, r->where, schema->u.integer);
+  bool index = how == &KILN_INDEX_READER;
+  if (schema != NULL && schema->kind == JSON_INTEGER && (schema->u.integer < 1 || schema->u.integer > (index ? 1 : KILN_SCHEMAS)))
+    return refuse_version(r->error, r->where, schema->u.integer, index);
   how->read(r, how, &value, out);
   return r->code;
 }

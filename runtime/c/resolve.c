@@ -11,7 +11,7 @@ static void *keep(reading *r, size_t count, size_t size) {
 }
 
 /* ---- expressions; recursion is bounded by their levels ---- */
-static void intern(const op_signature *op, expr *e) {
+static void intern_name(const op_signature *op, expr *e) {
   switch (e->head) {
     case X_DIM: e->name = op->dims[e->index]; break;
     case X_ARG: e->name = op->scalars[e->index].name; break;
@@ -25,6 +25,10 @@ static void intern(const op_signature *op, expr *e) {
     case P_PRESENT: e->name = op->tensors[e->index].name; break;
     default: break;
   }
+}
+
+static void intern(const op_signature *op, expr *e) {
+  intern_name(op, e);
   for (uint32_t i = 0; i < e->count; ++i) intern(op, &e->items[i]);
 }
 
@@ -36,16 +40,23 @@ static void intern_op(op_signature *op) {
 }
 
 /* ---- kernels ---- */
+static void resolve_tree(const op_signature *op, expr *e, const expr *of_base) {
+  if (of_base != NULL && kiln_same_items(e, of_base)) intern_name(op, e);
+  else intern(op, e);
+}
+
 static void resolve_kernel(const raw_manifest *raw, const raw_kernel *from, manifest_kernel *k) {
+  const manifest_kernel *base = from->base == NULL ? NULL : &from->base->kernel;
   *k = from->kernel;
   k->op = (uint32_t)kiln_op_index(raw, from->op);
   const op_signature *op = &raw->ops[k->op].op;
-  intern(op, &k->when);
-  for (int i = 0; i < 3; ++i) intern(op, &k->grid[i]);
-  for (uint32_t i = 0; i < k->scratch_count; ++i) intern(op, &k->scratch[i].bytes);
+  resolve_tree(op, &k->when, base == NULL ? NULL : &base->when);
+  for (int i = 0; i < 3; ++i) resolve_tree(op, &k->grid[i], base == NULL ? NULL : &base->grid[i]);
+  if (kiln_same_params(from)) return;
+  for (uint32_t i = 0; i < k->scratch_count && !kiln_same_scratch(from); ++i) intern(op, &k->scratch[i].bytes);
   for (uint32_t i = 0; i < k->param_count; ++i) {
     kernel_param *p = &k->params[i];
-    if (p->has_value) intern(op, &p->value);
+    if (p->has_value) resolve_tree(op, &p->value, kiln_base_value(from, i));
     for (uint32_t j = 0; p->map != NULL && j < p->map->rank; ++j) intern(op, &p->map->shape[j]);
     for (uint32_t j = 0; p->map != NULL && j < p->map->stride_count; ++j) intern(op, &p->map->strides[j]);
     if (p->tensor >= 0) p->operand = op->tensors[p->tensor].name;

@@ -1,10 +1,10 @@
-/* Schema 1 as tables: one per kind of object, in the order in which kiln.runtime.schema reads their fields. */
+/* The schemas as tables: one per kind of object, in the order in which kiln.runtime.schema reads their fields. */
 #include "schema.h"
 
 #include <stddef.h>
 #include <string.h>
 
-enum { MAX_KERNELS = 20000, MAX_OPS = 4096 };
+enum { MAX_KERNELS = 20000, MAX_OPS = 4096, NEAR = 256 };
 
 /* ---- words ---- */
 static const text_rule IDENT_RULE = {"A-Za-z_", "A-Za-z0-9_", NULL, KILN_MAX_NAME};
@@ -120,6 +120,7 @@ static bool read_toolchain(reading *r, const reader *how, const json_value *valu
   (void)how;
   if (!kiln_read_map(r, &versions, value, NULL)) return false;
   const json_value *ptxas = kiln_member(value, "ptxas");
+  if (out != NULL) memset(out, 0, sizeof(const char *)); /* that of the kernel which this one is like */
   return ptxas == NULL || kiln_read_text(r, &VERSION_READER, ptxas, out);
 }
 
@@ -310,6 +311,13 @@ static const record PARAMS[] = {
   [PARAM_NULL] = RECORD(NULL_FIELDS), [PARAM_DROPPED] = RECORD(DROPPED_FIELDS), [PARAM_MAP] = RECORD(MAPPED_FIELDS),
 };
 
+/* Their fields without kind and name, which stand first. */
+#define CHANGES_OF(table) {(table) + 2, sizeof(table) / sizeof *(table) - 2}
+static const record CHANGES[] = {
+  [PARAM_PTR] = CHANGES_OF(POINTER_FIELDS), [PARAM_SCALAR] = CHANGES_OF(PASSED_FIELDS),
+  [PARAM_NULL] = CHANGES_OF(NULL_FIELDS), [PARAM_DROPPED] = CHANGES_OF(DROPPED_FIELDS),
+};
+
 static bool read_param(reading *r, const reader *how, const json_value *value, void *out) {
   kernel_param *param = out;
   (void)how;
@@ -355,21 +363,82 @@ static const field NUMERICS_FIELDS[] = {
   {"selftest", OBJECT(SELFTEST), 0},
 };
 static const record NUMERICS = RECORD(NUMERICS_FIELDS);
-static const reader PARAM_READER = {.read = read_param}, SCRATCH_READER = OBJECT(SCRATCH), ISA_READER = OBJECT(ISA);
+static const reader PARAM_READER = {.read = read_param}, SCRATCH_READER = OBJECT(SCRATCH);
 static const reader BLOCK_READER = INTEGER(1, 1024), CLUSTER_READER = INTEGER(1, 16);
+
+/* Starts an entry as a copy of the kernel it is like, a variant of its op among the NEAR entries before it: their parts are shared.
+ * See kiln.runtime.like. */
+static bool read_like(reading *r, const reader *how, const json_value *value, void *out) {
+  raw_kernel *entry = out;
+  const char *op = entry->op;
+  uint32_t place = r->path[r->depth - 2].index;
+  (void)how;
+  for (uint32_t back = 1; back <= place && back <= NEAR; ++back) {
+    const raw_kernel *base = entry - back;
+    if (!kiln_is_text(value, base->kernel.variant) || strcmp(op, base->op) != 0) continue;
+    *entry = *base;
+    entry->op = op, entry->base = base;
+    return true;
+  }
+  return kiln_mismatch(r, "a variant of the same op among the 256 entries before", value);
+}
+
+/* A parameter of the base with other fields, by name. */
+static bool read_change(reading *r, const json_member *m, kernel_param *params, uint32_t count) {
+  const json_value name = {.kind = JSON_TEXT, .count = m->bytes, .u.text = m->name};
+  uint32_t place = 0;
+  while (place < count && !kiln_is_text(&name, params[place].name)) ++place;
+  if (place == count) return kiln_mismatch(r, "a parameter of the kernel that it is like", &name);
+  const reader fields = {.read = kiln_read_record, .rule = &CHANGES[params[place].kind], .partial = true};
+  return kiln_read_record(r, &fields, &m->value, &params[place]);
+}
+
+/* A list, or of an entry that is like another an object of those parameters that differ. */
+static bool read_params(reading *r, const reader *how, const json_value *value, void *out) {
+  enum { MOST = 64 };
+  static const reader list = LIST(PARAM_READER, kernel_param, 0, 512);
+  raw_kernel *entry = (raw_kernel *)((char *)out - offsetof(raw_kernel, kernel.params));
+  (void)how;
+  if (value->kind != JSON_OBJECT || entry->base == NULL) return kiln_read_list(r, &list, value, out);
+  uint32_t count = entry->kernel.param_count;
+  if (count > MOST) return kiln_mismatch(r, "a list: the kernel that it is like has more than 64 parameters", value);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (entry->kernel.params[i].kind == PARAM_MAP) return kiln_mismatch(r, "a list: the kernel that it is like has tensor maps", value);
+  }
+  kernel_param *params = kiln_arena_get(r->keep, count == 0 ? 1 : count, sizeof *params);
+  if (params == NULL) return kiln_out_of_memory(r);
+  if (count != 0) memcpy(params, entry->kernel.params, count * sizeof *params);
+  entry->kernel.params = params;
+  for (uint32_t i = 0; i < value->count; ++i) {
+    const json_member *m = &value->u.members[i];
+    if (!kiln_step(r, m->name, m->bytes) || !read_change(r, m, params, count)) return false;
+    kiln_step_back(r);
+  }
+  return true;
+}
+
+static bool read_isa(reading *r, const reader *how, const json_value *value, void *out) {
+  static const reader isa = OBJECT(ISA);
+  manifest_kernel *kernel = out;
+  (void)how;
+  kernel->isa_tier = NULL, kernel->features = NULL, kernel->feature_count = 0;
+  return value->kind == JSON_NULL || kiln_read_record(r, &isa, value, out);
+}
 
 static const field KERNEL_FIELDS[] = {
   {"op", OP_NAME, offsetof(raw_kernel, op)},
+  {"like", {.read = read_like, .optional = true}, 0},
   {"variant", VARIANT, offsetof(manifest_kernel, variant)},
   {"tier", WORD_OF(KERNEL_TIERS), offsetof(manifest_kernel, tier)},
   {"mode", WORD_OF(MODES), offsetof(manifest_kernel, mode)},
   {"entry", TEXT(SYMBOL_RULE, "a symbol name"), offsetof(manifest_kernel, entry)},
   {"file", FILE_NAME, offsetof(manifest_kernel, file)},
+  {"stored_as", {.read = read_file_name, .optional = true}, offsetof(manifest_kernel, file)},
   {"bytes", INTEGER(1, KILN_MAX_ARTIFACT), offsetof(manifest_kernel, bytes)},
   {"sha256", DIGEST, offsetof(manifest_kernel, sha256)},
   {"inputs_digest", DIGEST, NOT_KEPT},
   {"toolchain", {.read = read_toolchain}, offsetof(manifest_kernel, ptxas)},
-  {"params", LIST(PARAM_READER, kernel_param, 0, 512), offsetof(manifest_kernel, params)},
+  {"params", {.read = read_params}, offsetof(manifest_kernel, params)},
   {"grid", THREE(EXPR_READER, expr), offsetof(manifest_kernel, grid)},
   {"block", THREE(BLOCK_READER, int64_t), offsetof(manifest_kernel, block)},
   {"cluster", THREE(CLUSTER_READER, int64_t), offsetof(manifest_kernel, cluster)},
@@ -378,13 +447,26 @@ static const field KERNEL_FIELDS[] = {
   {"scratch", LIST(SCRATCH_READER, kernel_scratch, 0, 16), offsetof(manifest_kernel, scratch)},
   {"when", PRED, offsetof(manifest_kernel, when)},
   {"priority", PRIORITY, offsetof(manifest_kernel, priority)},
-  {"isa", {.read = kiln_read_nullable, .item = &ISA_READER}, 0},
+  {"isa", {.read = read_isa}, 0},
   {"resources", MAP(IDENT_READER, COUNT_READER, named_count, value, 32), offsetof(manifest_kernel, resources)},
   {"budget", MAP(IDENT_READER, COUNT_READER, named_count, value, 32), offsetof(manifest_kernel, budget)},
   {"numerics", OBJECT(NUMERICS), 0},
   {"specialization", {.read = kiln_read_map, .key = &WORD_READER, .item = &ANY_READER, .high = 128}, NOT_KEPT},
 };
 static const record KERNEL = RECORD(KERNEL_FIELDS);
+
+/* An entry: whole, or what differs from the kernel that it is like. A list of parameters names scratch, so that both are given. */
+static bool read_kernel(reading *r, const reader *how, const json_value *value, void *out) {
+  static const reader whole = OBJECT(KERNEL), part = {.read = kiln_read_record, .rule = &KERNEL, .partial = true};
+  (void)how;
+  if (value->kind != JSON_OBJECT || kiln_member(value, "like") == NULL) return kiln_read_record(r, &whole, value, out);
+  const json_value *params = kiln_member(value, "params"), *scratch = kiln_member(value, "scratch");
+  if (kiln_member(value, "op") == NULL) return kiln_missing_field(r, "op");
+  if (params == NULL && scratch != NULL) return kiln_missing_field(r, "params");
+  if (params != NULL && params->kind != JSON_OBJECT && scratch == NULL) return kiln_missing_field(r, "scratch");
+  if (kiln_member(value, "variant") == NULL) return kiln_missing_field(r, "variant");
+  return kiln_read_record(r, &part, value, out);
+}
 
 /* ---- plans ---- */
 static const field LIKE_FIELDS[] = {{"like", WORD, offsetof(raw_temp, like)}};
@@ -431,11 +513,11 @@ static const field SOURCE_FIELDS[] = {
   {"sha256", DIGEST, offsetof(manifest_source, sha256)},
 };
 static const record SOURCE = RECORD(SOURCE_FIELDS);
-static const reader SIGNATURE_READER = OBJECT(SIGNATURE), KERNEL_READER = OBJECT(KERNEL), PLAN_READER = OBJECT(PLAN);
+static const reader SIGNATURE_READER = OBJECT(SIGNATURE), KERNEL_READER = {.read = read_kernel}, PLAN_READER = OBJECT(PLAN);
 static const reader SOURCE_READER = OBJECT(SOURCE);
 
 static const field MANIFEST_FIELDS[] = {
-    {"schema", INTEGER(1, 1), NOT_KEPT},
+    {"schema", INTEGER(1, KILN_SCHEMAS), NOT_KEPT},
     {"abi", COUNT, offsetof(raw_manifest, abi)},
     {"target", TARGET, offsetof(raw_manifest, target)},
     {"toolchain", {.read = read_toolchain}, offsetof(raw_manifest, ptxas)},

@@ -1,8 +1,10 @@
-/* Schema 1 as it is read: the structs of a manifest, and the names in them that are not resolved yet. */
+/* A manifest as it is read: the structs of a manifest, and the names in them that are not resolved yet. */
 #ifndef KILN_SCHEMA_H
 #define KILN_SCHEMA_H
 
 #include "fields.h"
+
+enum { KILN_SCHEMAS = 2 }; /* of manifests: 2 has kernels that are `like` another or `stored_as` it */
 
 typedef struct { const char *name; expr value; } named_expr;
 typedef struct { const char *name; attr_value value; } named_attr;
@@ -16,7 +18,12 @@ typedef struct {
   const char **returns; uint32_t return_count;
   named_index *dims; uint32_t dim_count; /* sorted by name */
 } raw_op;
-typedef struct { manifest_kernel kernel; const char *op; } raw_kernel;
+typedef struct raw_kernel raw_kernel;
+struct raw_kernel {
+  manifest_kernel kernel;
+  const char *op;
+  const raw_kernel *base; /* the one that it is like, whose parts it shares; NULL: none */
+};
 typedef struct { plan_temp temp; const char *like; } raw_temp;
 typedef struct {
   const char *op;
@@ -38,6 +45,17 @@ typedef struct {
   raw_plan *plans; uint32_t plan_count;
   manifest_source *sources; uint32_t source_count;
 } raw_manifest;
+
+/* What a kernel shares with the one it is like was checked and resolved there: a list costs once, however many share it. */
+static inline bool kiln_same_items(const expr *a, const expr *b) { return a->count != 0 && a->items == b->items; }
+static inline bool kiln_same_scratch(const raw_kernel *k) { return k->base != NULL && k->kernel.scratch == k->base->kernel.scratch; }
+static inline bool kiln_same_params(const raw_kernel *k) {
+  return kiln_same_scratch(k) && k->kernel.params == k->base->kernel.params;
+}
+/* The value in the base's place of a parameter, NULL if there is none. */
+static inline const expr *kiln_base_value(const raw_kernel *k, uint32_t param) {
+  return k->base != NULL && param < k->base->kernel.param_count ? &k->base->kernel.params[param].value : NULL;
+}
 
 extern const reader KILN_INDEX_READER;    /* of a tree_index */
 extern const reader KILN_MANIFEST_READER; /* of a raw_manifest */

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from kiln.tests.compiler.fake_backend import CATALOG, FakeBackend
 from kiln.tests.compiler.test_tree import snapshot
 from kiln.tests.cubins import Compiled, compiled, shared_object
 from kiln.tests.runtime.test_verify import seal
+from kiln.tests.support.documents import manifest_document
 from kiln.tests.trees import C_SOURCE, cuda_kernel
 
 ALL = ("doubled", "scaled_sum", "spilling")
@@ -94,7 +94,7 @@ def test_where_a_kernel_is_used_is_made_and_compared_without_compiling(tmp_path:
     assert [(k.variant, k.state) for k in report.kernels if k.op == "doubled"] == [
         ("generic", "built"), ("generic.shapes", "built"),
     ]  # fmt: skip
-    kernels = json.loads((tmp_path / "t/sm_80/MANIFEST.json").read_text())["kernels"]
+    kernels = manifest_document(tmp_path / "t/sm_80")["kernels"]
     mine = {k["variant"]: k for k in kernels if k["op"] == "doubled"}
     further = mine["generic.shapes"]
     assert (further["priority"], further["when"]) == (7, ["ge", ["dim", "M"], 7])
@@ -168,7 +168,7 @@ def test_harm_to_files_is_drift(tree: Path, here: Any, name: str, rebuild: bool)
 
 def edit(tree: Path, change: Callable[[Any], Any]) -> None:
     path = tree / "sm_80" / "MANIFEST.json"
-    document = json.loads(path.read_bytes())
+    document = manifest_document(path.parent)
     change(document)
     path.write_bytes(canonical_json(document))
     seal(tree)

@@ -24,6 +24,7 @@ from kiln.runtime.verify import verify_tree
 from kiln.tests.compiler.fake_backend import CATALOG, FakeBackend
 from kiln.tests.compiler.test_tree import snapshot
 from kiln.tests.cubins import compiled
+from kiln.tests.support.documents import manifest_document
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def states(report: BuildReport) -> dict[str, str]:
 
 
 def manifest(out: Path, target: str) -> dict[str, Any]:
-    return dict(json.loads((out / target / "MANIFEST.json").read_bytes()))
+    return manifest_document(out / target)
 
 
 def make(

@@ -35,6 +35,8 @@ WORDS = (
         b"]",
         b"temp:",
         b"scratch:",
+        b"like",
+        b"params",
     ),
     *(
         b"out",

@@ -3,7 +3,6 @@ CPU runs it after the product."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from kiln.runtime.load import load
 from kiln.runtime.targets import cpu_target
 from kiln.runtime.verify import verify_tree
 from kiln.tests.support.committed import build_from
+from kiln.tests.support.documents import manifest_document
 from kiln.tests.support.numbers import BF16 as bf16_type
 from kiln.tools.interpreted import Judged, interpret_op, pool
 
@@ -79,7 +79,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _manifest(tree: Path, target: str) -> Any:
-    return json.loads((tree / target / "MANIFEST.json").read_text())
+    return manifest_document(tree / target)
 
 
 def _arrays(m: int, n: int, k: int) -> dict[str, Any]:

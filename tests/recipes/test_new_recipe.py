@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from kiln.runtime.errors import ContractError, SelectionError
 from kiln.runtime.load import load
 from kiln.runtime.targets import cpu_target
 from kiln.runtime.verify import verify_tree
+from kiln.tests.support.documents import manifest_document
 from kiln.tests.support.numbers import BF16 as bf16_type
 from kiln.tests.support.numbers import codes
 
@@ -66,7 +66,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _manifest(tree: Path, target: str) -> Any:
-    return json.loads((tree / target / "MANIFEST.json").read_text())
+    return manifest_document(tree / target)
 
 
 def test_the_tree_is_sound(tree: Path) -> None:

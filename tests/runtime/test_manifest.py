@@ -170,7 +170,7 @@ def edit(*path: Any, to: Json) -> Callable[[Json], None]:
 K = ("kernels", 0)
 
 DAMAGE: dict[str, tuple[Callable[[Json], None], str]] = {
-    "future schema": (edit("schema", to=2), "schema 2, this version reads 1"),
+    "future schema": (edit("schema", to=3), "schema 3, this version reads 1 and 2"),
     "schema 1.0": (edit("schema", to=1.0), "/schema"),
     "schema true": (edit("schema", to=True), "/schema"),
     "future abi": (edit("abi", to=2), "ABI 2"),
@@ -325,7 +325,7 @@ def test_index() -> None:
     for path, wrong in (
         (("generation",), -1),
         (("generation",), True),
-        (("schema",), 9),
+        (("schema",), 2),
         (("targets", "sm_90a", "manifest"), "../MANIFEST.json"),
         (("targets", "sm_90a", "manifest"), "sm_80/MANIFEST.json"),
         (("targets", "sm_90a", "bytes"), 1 << 40),

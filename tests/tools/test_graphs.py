@@ -4,7 +4,6 @@ above all what does not."""
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from kiln.runtime.manifest import canonical_json
 from kiln.runtime.scratch import ScratchPolicy
 from kiln.tests.runtime.fake_driver import CUresult, read_params
 from kiln.tests.runtime.trees import write_tree
+from kiln.tests.support.documents import manifest_document
 from kiln.tests.tools.conftest import Run
 from kiln.tests.tools.host_driver import GraphDriver
 from kiln.tools import graphs
@@ -130,7 +130,7 @@ def test_a_result_that_changes_is_a_fault(tree: Path) -> None:
 @pytest.fixture(scope="module")
 def counting(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same kernels, given scratch that must stay zero in place of a pointer that they never read."""
-    m = json.loads((tree / TARGET / "MANIFEST.json").read_bytes())
+    m = manifest_document(tree / TARGET)
     scratch = {"name": "counters", "bytes": 64, "align": 16, "zeroed": True}
     for kernel in m["kernels"]:
         at = next(i for i, p in enumerate(kernel["params"]) if p["kind"] == "null")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from kiln.ir.interpret import run
 from kiln.runtime.load import load as load_tree
 from kiln.runtime.targets import cpu_target
 from kiln.tests.backends.cuda.interpreter import interpret
+from kiln.tests.support.documents import manifest_document
 from kiln.tests.tools.conftest import Run, RunJson
 from kiln.tools.cli import main
 
@@ -47,7 +47,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory, _on_the_path: None) -> Path:
 
 
 def _manifest(tree: Path, target: str) -> Any:
-    return json.loads((tree / target / "MANIFEST.json").read_text())
+    return manifest_document(tree / target)
 
 
 def test_it_is_built_and_verified(kiln_json: RunJson, tree: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kiln.runtime.manifest import canonical_json
 from kiln.tests.cubins import compiled, shared_object
+from kiln.tests.runtime import test_like
 from kiln.tests.runtime.c.documents import rich
 from kiln.tests.runtime.c.test_json import EDGES, GOOD
 from kiln.tests.runtime.c.test_trees import TARS
@@ -42,6 +43,11 @@ def documents() -> Iterator[bytes]:
         value = small()
         change(value)
         yield compact(value)
+    yield compact(test_like.alike())
+    for change, _, _ in test_like.DAMAGE.values():
+        kernels = test_like.entries()
+        change(kernels)
+        yield compact({**test_like.alike(), "kernels": kernels})
 
 
 def cubins() -> Iterator[bytes]:

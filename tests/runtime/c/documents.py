@@ -103,7 +103,8 @@ PLAN = {
 
 
 def rich() -> Json:
-    """Parameters, scratch, attributes, variables of type, floats, launch flags, a temp named twice."""
+    """Parameters, scratch, attributes, variables of type, floats, launch flags, a temp named twice, and
+    kernels that are like another."""
     whole = [tensor("a", "in", MN), tensor("out", "out", MN), scalar("s")]
     big = {
         "operands": OPERANDS,
@@ -118,4 +119,8 @@ def rich() -> Json:
     }
     entry = kernel("big", "v.1+x-y", PARAMS, b"data", **ENTRY)
     sources = {"big.c": {"bytes": 0, "sha256": "a" * 64}}
-    return manifest([entry], ops=ops, recipes=[PLAN], sources=sources)
+    like: Json = {"op": "big", "variant": "w", "like": "v.1+x-y", "when": ["present", "b"], "toolchain": {}}
+    listed: Json = {"op": "big", "variant": "x", "like": "w", "params": PARAMS[:1], "scratch": []}
+    changes = {"x_read": {"align": 1}, "n": {"value": 3}, "one": {"equals": 0, "dtype": "i32"}}
+    changed: Json = {"op": "big", "variant": "y", "like": "v.1+x-y", "params": changes, "stored_as": "w.so"}
+    return manifest([entry, like, listed, changed], ops=ops, recipes=[PLAN], sources=sources, schema=2)

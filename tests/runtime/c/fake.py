@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import json
 import struct
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ from kiln.runtime.entities import Kernel, Manifest
 from kiln.tests.runtime.c import libkiln
 from kiln.tests.runtime.fake_driver import CUresult, FakeDriver, Function, read_params
 from kiln.tests.runtime.trees import write_tree
+from kiln.tests.support.documents import manifest_document
 
 FORMATS = {"ptr": "Q", "i32": "i", "i64": "q", "f32": "f", "f64": "d"}
 MAP = "M"
@@ -50,7 +50,7 @@ class _Launched(ctypes.Structure):
 
 def part_of_tree(root: Path, tree: Path, op: str, **changed: Any) -> Path:
     """A tree of one op of sm_90a and of what its plans call, with fields of its kernels changed."""
-    m = json.loads((tree / "sm_90a" / "MANIFEST.json").read_bytes())
+    m = manifest_document(tree / "sm_90a")
     plans = [p for p in m["recipes"] if p["op"] == op]
     ops = {op, *(s["op"] for p in plans for s in p["steps"])}
     kernels = [{**k, **changed} for k in m["kernels"] if k["op"] in ops and k["tier"] == "generated"]

@@ -2,7 +2,6 @@
 runtime and libkiln."""
 
 import ctypes
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from kiln.tests.runtime.c.fake import FakeCuda, Launch, RecordingDriver, part_of
 from kiln.tests.runtime.c.test_cuda_calls import TREE, norm
 from kiln.tests.runtime.test_call import counting_tree
 from kiln.tests.runtime.trees import dim, write_tree
+from kiln.tests.support.documents import manifest_document
 
 COUNTERS = {"name": "counters", "bytes": ["mul", 4, dim("M")], "align": 256, "zeroed": True}
 WORK = {"name": "work", "bytes": ["mul", 8, dim("M")], "align": 256}
@@ -128,7 +128,7 @@ def with_scratch(root: Path, *scratch: dict[str, Any]) -> Path:
     """rms_norm of the committed tree, whose hidden parameters, which its kernels never read, point to
     scratch."""
     part = part_of_tree(root / "part", TREE, "rms_norm", scratch=list(scratch))
-    m = json.loads((part / "sm_90a" / "MANIFEST.json").read_bytes())
+    m = manifest_document(part / "sm_90a")
     for kernel in m["kernels"]:
         hidden = [i for i, p in enumerate(kernel["params"]) if p["kind"] == "null"]
         for i, s in zip(hidden, scratch, strict=False):
