@@ -11,8 +11,7 @@ import pytest
 import kiln.runtime as kiln
 from kiln.runtime.errors import ContractError, IntegrityError, UnavailableError
 from kiln.tests.runtime.c import libkiln
-from kiln.tests.runtime.c.fake import FakeCuda
-from kiln.tests.runtime.c.test_cuda_calls import fake, loaded, opened, scratch_call
+from kiln.tests.runtime.c.test_cuda_calls import Fake, fake, loaded, opened, scratch_call
 from kiln.tests.runtime.test_unwritten import (
     WHY,
     X,
@@ -42,7 +41,7 @@ def test_an_output_without_rows_to_compute_it_is_refused(uneven: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["kiln_set_scratch", "kiln_set_zeroed_scratch"])
-def test_more_scratch_than_there_are_addresses(c: ctypes.CDLL, fake: FakeCuda, name: str) -> None:
+def test_more_scratch_than_there_are_addresses(c: ctypes.CDLL, fake: Fake, name: str) -> None:
     with opened(c, fake) as library:
         for size in (1 << 48, (1 << 64) - (1 << 21) + 1, (1 << 64) - 1):
             with pytest.raises(
@@ -54,7 +53,7 @@ def test_more_scratch_than_there_are_addresses(c: ctypes.CDLL, fake: FakeCuda, n
         assert fake.names().count("cuMemAllocAsync") == 1
 
 
-def test_scratch_is_of_one_stream(c: ctypes.CDLL, fake: FakeCuda) -> None:
+def test_scratch_is_of_one_stream(c: ctypes.CDLL, fake: Fake) -> None:
     why = "found stream 2, which is another one in each thread"
     with opened(c, fake) as library:
         call = scratch_call(library, 64)
