@@ -64,7 +64,7 @@ class Bound:
     outputs: dict[int, Output]
     """Tensor position -> what to allocate, for outputs that were not given."""
     empty: bool
-    """No rows or no columns: nothing is launched."""
+    """Nothing is to be computed, and nothing launched: see `_nothing`."""
 
 
 class Binder:
@@ -122,8 +122,14 @@ class Binder:
             if why is not None:
                 raise ContractError(f"{self.name}: {sentence} ({why}).")
         outputs = self._outputs(env, writes, geometry, lead)
-        sizes = [env.dims.get(d) for d in (self.sig.rows, self.sig.width)]
-        return Bound(env, geometry, outputs, 0 in sizes)
+        return Bound(env, geometry, outputs, self._nothing(env, geometry))
+
+    def _nothing(self, env: Env, geometry: Sequence[Geometry | None]) -> bool:
+        """No columns; or no rows, and no output that has elements all the same, as a state after no tokens."""
+        if env.dims.get(self.sig.rows) != 0:
+            return env.dims.get(self.sig.width) == 0
+        outputs = (g for t, g in zip(self.tensors, geometry, strict=True) if t.role == "out")
+        return all(g is None or 0 in g.shape for g in outputs)
 
     def _presence(self, reads: Sequence[View | None], writes: Sequence[View | None]) -> None:
         for t, r, w in zip(self.tensors, reads, writes, strict=True):

@@ -458,6 +458,20 @@ static bool is_zero(const bound *b, const char *dim) {
   return false;
 }
 
+static bool has_no_elements(const geometry *g) {
+  for (uint32_t axis = 0; axis < g->rank; axis++)
+    if (g->shape[axis] == 0) return true;
+  return false;
+}
+
+/* No columns; or no rows, and no output that has elements all the same, as a state after no tokens. */
+static bool nothing(const bound *b) {
+  if (!is_zero(b, b->sig->rows)) return is_zero(b, b->sig->width);
+  for (uint32_t i = 0; i < b->sig->tensor_count; i++)
+    if (b->sig->tensors[i].role == ROLE_OUT && b->geometry[i].given && !has_no_elements(&b->geometry[i])) return false;
+  return true;
+}
+
 kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writes, const number *args, const attr_value *attrs,
                           work *w,
                           bound **out, kiln_error *error) {
@@ -473,7 +487,7 @@ kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writ
   if (code == KILN_OK) code = constraints(&n);
   if (code == KILN_OK) code = outputs(&n);
   if (code != KILN_OK) return code;
-  n.b->empty = is_zero(n.b, op->sig->rows) || is_zero(n.b, op->sig->width);
+  n.b->empty = nothing(n.b);
   *out = n.b;
   return KILN_OK;
 }

@@ -63,7 +63,7 @@ typedef struct {
   bool *missing;            /* per tensor: an output that the caller left out */
   int64_t lead[KILN_MAX_RANK];
   int32_t lead_rank;        /* -1: no operand gives the op's rows */
-  bool empty;               /* no rows or no columns: nothing is launched */
+  bool empty;               /* nothing is to be computed, and nothing launched */
 } bound;
 kiln_code kiln_evaluate(const expr *e, const bound *b, const number *args, number *out, kiln_error *error);
 /* Whether 64 bits hold a number without its fraction; that, or -1. */
