@@ -125,7 +125,7 @@ class Binder:
         return Bound(env, geometry, outputs, self._nothing(env, geometry))
 
     def _nothing(self, env: Env, geometry: Sequence[Geometry | None]) -> bool:
-        """No columns; or no rows, and no output that has elements all the same, as a state after no tokens."""
+        """No columns; or no rows, and no output that has elements all the same: a state after no tokens."""
         if env.dims.get(self.sig.rows) != 0:
             return env.dims.get(self.sig.width) == 0
         outputs = (g for t, g in zip(self.tensors, geometry, strict=True) if t.role == "out")

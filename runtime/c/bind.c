@@ -464,7 +464,7 @@ static bool has_no_elements(const geometry *g) {
   return false;
 }
 
-/* No columns; or no rows, and no output that has elements all the same, as a state after no tokens. */
+/* No columns; or no rows, and no output that has elements all the same: a state after no tokens. */
 static bool nothing(const bound *b) {
   if (!is_zero(b, b->sig->rows)) return is_zero(b, b->sig->width);
   for (uint32_t i = 0; i < b->sig->tensor_count; i++)

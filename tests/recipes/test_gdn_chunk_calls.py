@@ -1,4 +1,4 @@
-"""The delta rule over sequences through the runtime: no tokens, one of them at a time, and what is refused."""
+"""The delta rule over sequences through the runtime: without tokens, cut in two, and what is refused."""
 
 from __future__ import annotations
 

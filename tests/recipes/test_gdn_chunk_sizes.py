@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -144,7 +145,7 @@ def test_sequences_together_are_the_sequences_alone(parts: Any) -> None:
     given = _given("plain", BF16)
     out, final = parts(given)
     edges = given["cu_seqlens"]
-    for n, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for n, (begin, end) in enumerate(pairwise(edges)):
         alone = given | {x: given[x][begin:end] for x in ("q", "k", "v", "g", "beta")}
         alone |= {
             "cu_seqlens": np.array([0, end - begin]),
