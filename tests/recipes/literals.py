@@ -107,10 +107,12 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "gdn_chunk": {
         "1": ("recurrence", "parts"),
+        "2": ("1", "2", "4", "8", "16", "32", "64"),
+        "3": ("split",),
         "7": ("chunks",),
     },
     "ssm": {
-        "1": ("state", "zeros", "split", "silu", "products"),
+        "1": ("state", "zeros", "split", "silu", "products", "op", "products_op"),
         "3": ("norm", "gates"),
     },
 }

@@ -153,8 +153,10 @@ def test_a_sequence_split_in_two_ends_in_the_same_state() -> None:
 def test_without_updates_the_state_only_decays() -> None:
     given = call([5], 1, 1, 4, 4)
     given["beta"] = np.zeros_like(given["beta"])
-    _, final = recurrence(given)
+    out, final = recurrence(given)
     np.testing.assert_allclose(final, given["initial_state"] * np.exp(given["g"].sum()), rtol=1e-5)
+    asked = given["q"] @ given["initial_state"].reshape(4, 4).T
+    np.testing.assert_allclose(out, 0.25 * np.exp(np.cumsum(given["g"], axis=0)) * asked, rtol=1e-5)
 
 
 def test_an_orthonormal_key_recalls_its_value() -> None:
