@@ -70,8 +70,8 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "7": ("keys", "raw"),
     },
     "gdn": {
-        "1": ("step",),
-        "2": ("norm",),
+        "1": ("step", "op"),
+        "2": ("norm", "op"),
         "3": ("beta",),
         "4": ("threshold",),
         "5": ("padding",),

@@ -19,6 +19,7 @@ from kiln.runtime.load import Library, load
 from kiln.tests.arrays import i32
 from kiln.tests.backends.gdn_step import distance, expected, operands
 from kiln.tests.recipes.conftest import build_one_tier
+from kiln.tests.recipes.literals import literal
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Call: TypeAlias = dict[str, Any]
@@ -47,6 +48,25 @@ def _step(library: Library, call: Call, **more: Any) -> tuple[Array, Array]:
     held = {**call, "state": call["state"].copy()}
     out, state = library.op(PACKED_DECODE.name)(**held, **{"scale": 0.25, **SIZES, **more})
     return np.asarray(out), np.asarray(state)
+
+
+@literal("gdn/1.op", "gdn/2.op")
+def test_a_step_by_hand(library: Library) -> None:
+    """H = 1, HV = 2, K = V = 2, gates of zeros: alpha = beta = 1/2. Without norms, then with."""
+    zeros = np.zeros((1, 2), np.float32)
+    call = {
+        "mixed_qkv": np.array([[3, 4, 0, 5, 1, 2, -1, 3]], np.float32), "a": zeros, "b": zeros,
+        "a_log": zeros[0], "dt_bias": zeros[0], "state_indices": i32([1]),
+        "state": np.array([[0] * 8, [1, 2, 3, 4, 0, 1, 1, 0]], np.float32),
+    }  # fmt: skip
+    sizes = {"heads": 1, "key_dim": 2, "value_dim": 2}
+    out, state = _step(library, call, **sizes, scale=1.0, qk_l2norm=False)
+    assert out.tolist() == [[-34.5, -67.5, -33.0, 31.5]]
+    assert state[1].tolist() == [0.5, -9, 1.5, -18, 0, -8.25, 0.5, 7.5]
+    out, state = _step(library, call, **sizes, scale=2**-0.5)
+    np.testing.assert_allclose(out[0], [0.77781745, 1.76776693, -0.14142134, 1.06066013], rtol=1e-6)
+    wanted = [0.5, 1.00000001, 1.5, 2.00000002, 0, -0.24999998, 0.5, 1.49999997]
+    np.testing.assert_allclose(state[1], wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("io", [np.float32, np.float16, BF16])
@@ -137,6 +157,23 @@ def test_zero_gates_keep_every_state_as_it_is(library: Library, io: Any, kept: A
     updated, moved = _step(library, call | {"b": np.zeros_like(call["b"])}, scale=1.0)
     assert moved.tobytes() != state.tobytes()
     assert updated.tobytes() != out.tobytes()
+
+
+TIES = ((BF16, 2.0**-7), (np.float16, 2.0**-10))
+"""Type of a state and its spacing at 1."""
+
+
+@pytest.mark.parametrize(("kept", "ulp"), TIES)
+def test_a_state_is_rounded_to_nearest_even(library: Library, kept: Any, ulp: float) -> None:
+    """Onto a state of zeros, beta 1: v k^T of products halfway between two numbers, in vectors and behind."""
+    key = 19
+    call = operands(1, 1, 1, key, 2, kept, kept) | {"state_indices": i32([1])}
+    row = [1.5] * 2 * key + [1 + ulp, 1 + 3 * ulp]
+    call |= {"mixed_qkv": np.array([row], kept), "b": np.full((1, 1), -NEVER, kept)}
+    call["state"] = np.zeros_like(call["state"])
+    _, state = _step(library, call, heads=1, key_dim=key, value_dim=2, scale=1.0, qk_l2norm=False)
+    wanted = np.repeat([1.5 + 2 * ulp, 1.5 + 4 * ulp], key)
+    assert state[1].astype(np.float64).tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("io", [np.float32, np.float16, BF16])
