@@ -194,9 +194,9 @@ def test_the_upstream_grid(library: Library, io: Any) -> None:
     sizes = {"heads": 4, "key_dim": 128, "value_dim": 128}
     out, state = _step(library, call, **sizes, scale=128**-0.5)
     wanted, pool = expected(call, 4, 128, 128, 128**-0.5)
-    within = {"rtol": 1e-4, "atol": 1e-4} if io is np.float32 else {"rtol": 1e-2, "atol": 2e-2}
-    np.testing.assert_allclose(out.astype(np.float32), wanted, **within)
-    np.testing.assert_allclose(state, pool, **within)
+    rtol, atol = (1e-4, 1e-4) if io is np.float32 else (1e-2, 2e-2)
+    np.testing.assert_allclose(out.astype(np.float32), wanted, rtol=rtol, atol=atol)
+    np.testing.assert_allclose(state, pool, rtol=rtol, atol=atol)
     assert not out[-3:].any()
     assert distance(state, pool) < 1e-6
 

@@ -205,8 +205,8 @@ BAD_NORMS: tuple[tuple[dict[str, Any], str], ...] = (
 def test_a_gated_norm_that_does_not_fit_is_refused(
     library: Library, changed: dict[str, Any], why: str
 ) -> None:
-    given = {"x": np.ones((12, 8), np.float32), "gate": np.ones((12, 8), np.float32)}
-    given["weight"] = np.ones(8, np.float32)
+    shapes = {"x": (12, 8), "gate": (12, 8), "weight": (8,)}
+    given: dict[str, Any] = {n: np.ones(shape, np.float32) for n, shape in shapes.items()}
     with pytest.raises(KilnError, match=why):
         library.op(NORM)(**given | changed)
     library.op(NORM)(**given)

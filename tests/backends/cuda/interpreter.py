@@ -37,5 +37,7 @@ def interpret_with(
 ) -> list[Array]:
     """`interpret` with other values of constexprs of the kernel's module, which are fixed in what ships."""
     module = kernel.partition(":")[0]
-    call = (_run_with, module, dict(numbers), kernel, grid, arguments, constants, sys.path)
-    return interpreter._worker().submit(*call).result()
+    done = interpreter._worker().submit(
+        _run_with, module, dict(numbers), kernel, grid, arguments, constants, sys.path
+    )
+    return done.result()
