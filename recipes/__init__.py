@@ -15,6 +15,7 @@ from kiln.recipes import (
     gdn,
     gdn_chunk,
     gdn_chunk_walk,
+    gdn_pack,
     gdn_replay,
     gemm,
     gemm_batched,
@@ -30,7 +31,7 @@ from kiln.recipes import (
 
 FAMILIES = (
     norm, activation, quant, rope, fusion, gemm, gemm_batched, gemm_packed, linear, gemm_fp8, topk, gdn,
-    gdn_chunk, gdn_chunk_walk, gdn_replay, ssm,
+    gdn_chunk, gdn_chunk_walk, gdn_pack, gdn_replay, ssm,
 )  # fmt: skip
 
 

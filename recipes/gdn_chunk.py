@@ -13,7 +13,7 @@ the first begins at 0, the last ends at T, a boundary that is lower than one bef
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 FAMILY = "KERNEL-GDN-AOT-BF16"
 CHUNK = 64
+"""Tokens of a chunk in every kernel. The formulas hold for any size, which their references take."""
 X = DTypeVar("X", (BF16, F32))
 O = DTypeVar("O", (BF16, F32))  # noqa: E741  the output's type
 
@@ -100,29 +101,42 @@ def sequences(cu_seqlens: Array, rows: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def chunks(cu_seqlens: Array, rows: int) -> Iterator[tuple[int, int, int]]:
+def chunks(cu_seqlens: Array, rows: int, size: int = CHUNK) -> Iterator[tuple[int, int, int]]:
     """(sequence, first row, end) of every chunk, in order."""
     for n, (begin, end) in enumerate(sequences(cu_seqlens, rows)):
-        yield from ((n, at, min(at + CHUNK, end)) for at in range(begin, end, CHUNK))
+        yield from ((n, at, min(at + size, end)) for at in range(begin, end, size))
+
+
+class Held(NamedTuple):
+    """Element types of what the parts of a chunked run leave for each other, by default those of kernels."""
+
+    matrices: Any = BF16.numpy
+    numbers: Any = np.float32
+    """Sums of decays, their exponentials, and results."""
+
+
+KERNELS = Held()
+EXACT = Held(np.float64, np.float64)
+"""Nothing is rounded: the formulas alone."""
 
 
 def by_head(x: Array, heads: int, repeat: int = 1) -> Array:
     """[T, heads * D] as [heads * repeat, T, D] in float64."""
-    split = x.astype(np.float64).reshape(len(x), heads, -1).transpose(1, 0, 2)
+    split = x.astype(np.float64).reshape(len(x), heads, x.shape[1] // heads).transpose(1, 0, 2)
     return np.repeat(split, repeat, axis=0)
 
 
 def flat(x: Array) -> Array:
     """[heads, T, D] as [T, heads * D]."""
-    return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
+    return x.transpose(1, 0, 2).reshape(x.shape[1], x.shape[0] * x.shape[2])
 
 
-def _chunk(
+def recurrence(
     *, q: Array, k: Array, v: Array, g: Array, beta: Array, cu_seqlens: Array, initial_state: Array,
     heads: int,
     scale: float, key_dim: int = 128, value_dim: int = 128,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """(out [T, HV * V] before its rounding, final_state): the recurrence, token by token, in float64."""
+    """(out [T, HV * V], final_state) in float64: the recurrence, token by token."""
     value_heads = g.shape[1]
     keys, queries = (by_head(x, heads, value_heads // heads) for x in (k, q))
     values = by_head(v, value_heads)
@@ -135,7 +149,13 @@ def _chunk(
                 d = beta[t, :, None] * (values[:, t] - np.einsum("hvk,hk->hv", s, keys[:, t]))
                 state[n] = s + d[:, :, None] * keys[:, t][:, None, :]
                 out[:, t] = np.einsum("hvk,hk->hv", state[n], queries[:, t]) * np.float64(np.float32(scale))
-        return flat(out).astype(np.float32), state.reshape(initial_state.shape).astype(np.float32)
+        return flat(out), state.reshape(initial_state.shape)
+
+
+def _chunk(**given: Any) -> tuple[Array, Array]:
+    """(out before its rounding, final_state), f32."""
+    out, final = recurrence(**given)
+    return out.astype(np.float32), final.astype(np.float32)
 
 
 def _domain(*, heads: int, **given: Any) -> dict[str, Array]:
@@ -165,51 +185,51 @@ def lower(decay: Array, begin: int, end: int, diagonal: int) -> Array:
 def _prepare(
     *, k: Array, v: Array, g: Array, beta: Array, cu_seqlens: Array, heads: int, seqs: int,
     key_dim: int = 128,
-    value_dim: int = 128,
+    value_dim: int = 128, chunk: int = CHUNK, held: Held = KERNELS,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """(decay, w, u): see the module's formulas."""
     del seqs, key_dim, value_dim
     value_heads = g.shape[1]
     keys, values = by_head(k, heads, value_heads // heads), by_head(v, value_heads)
     strength = beta.T.astype(np.float64)[:, :, None]
-    decay, w, u = np.zeros_like(g), np.zeros_like(keys), np.zeros_like(values)
+    decay, w, u = np.zeros(g.shape, held.numbers), np.zeros_like(keys), np.zeros_like(values)
     with np.errstate(all="ignore"):
-        for _, begin, end in chunks(cu_seqlens, len(k)):
-            decay[begin:end] = np.cumsum(g[begin:end], axis=0, dtype=np.float32)
+        for _, begin, end in chunks(cu_seqlens, len(k), chunk):
+            decay[begin:end] = np.cumsum(g[begin:end], axis=0, dtype=held.numbers)
             part, b = keys[:, begin:end], strength[:, begin:end]
             a = b * (part @ part.transpose(0, 2, 1)) * lower(decay, begin, end, -1)
             inverse = np.linalg.inv(np.eye(end - begin) + np.nan_to_num(a))
             u[:, begin:end] = inverse @ (b * values[:, begin:end])
             w[:, begin:end] = inverse @ (b * np.exp(decay[begin:end].T)[:, :, None] * part)
-    return decay, flat(w).astype(BF16.numpy), flat(u).astype(BF16.numpy)
+    return decay, flat(w).astype(held.matrices), flat(u).astype(held.matrices)
 
 
 def _state(
     *, k: Array, w: Array, u: Array, decay: Array, initial_state: Array, cu_seqlens: Array, heads: int,
     seqs: int,
-    key_dim: int = 128, value_dim: int = 128,
+    key_dim: int = 128, value_dim: int = 128, chunk: int = CHUNK, held: Held = KERNELS,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """(states, v_new, final_state): see the module's formulas."""
     value_heads = decay.shape[1]
     keys = by_head(k, heads, value_heads // heads)
     weights, values = by_head(w, value_heads), by_head(u, value_heads)
     state = initial_state.astype(np.float64).reshape(-1, value_heads, value_dim, key_dim)
-    states = np.zeros((-(-len(k) // CHUNK) + seqs, value_heads, key_dim, value_dim), BF16.numpy)
+    states = np.zeros((-(-len(k) // chunk) + seqs, value_heads, key_dim, value_dim), held.matrices)
     fresh = np.zeros_like(values)
-    for at, (n, begin, end) in enumerate(chunks(cu_seqlens, len(k))):
-        states[at] = state[n].transpose(0, 2, 1).astype(BF16.numpy)
+    for at, (n, begin, end) in enumerate(chunks(cu_seqlens, len(k), chunk)):
+        states[at] = state[n].transpose(0, 2, 1).astype(held.matrices)
         fresh[:, begin:end] = values[:, begin:end] - weights[:, begin:end] @ states[at].astype(np.float64)
         last = decay[end - 1].astype(np.float64)
         kept = np.exp(last[:, None] - decay[begin:end].T)[:, :, None] * fresh[:, begin:end]
         state[n] = np.exp(last)[:, None, None] * state[n] + kept.transpose(0, 2, 1) @ keys[:, begin:end]
-    final = state.reshape(initial_state.shape).astype(np.float32)
-    return states.reshape(len(states), -1), flat(fresh).astype(BF16.numpy), final
+    final = state.reshape(initial_state.shape).astype(held.numbers)
+    return states.reshape(len(states), -1), flat(fresh).astype(held.matrices), final
 
 
 def _output(
     *, q: Array, k: Array, v_new: Array, states: Array, decay: Array, cu_seqlens: Array, heads: int,
     scale: float,
-    seqs: int, key_dim: int = 128, value_dim: int = 128,
+    seqs: int, key_dim: int = 128, value_dim: int = 128, chunk: int = CHUNK, held: Held = KERNELS,
 ) -> tuple[Array]:  # fmt: skip
     """(out [T, HV * V] before its rounding,): see the module's formulas."""
     del seqs
@@ -218,14 +238,14 @@ def _output(
     values = by_head(v_new, value_heads)
     pool = states.astype(np.float64).reshape(-1, value_heads, key_dim, value_dim)
     out = np.zeros_like(values)
-    for at, (_, begin, end) in enumerate(chunks(cu_seqlens, len(q))):
+    for at, (_, begin, end) in enumerate(chunks(cu_seqlens, len(q), chunk)):
         query = queries[:, begin:end]
         inner = query @ keys[:, begin:end].transpose(0, 2, 1) * lower(decay, begin, end, 0)
         grown = np.exp(decay[begin:end].T.astype(np.float64))[:, :, None]
         out[:, begin:end] = (grown * (query @ pool[at]) + inner @ values[:, begin:end]) * np.float64(
             np.float32(scale)
         )
-    return (flat(out).astype(np.float32),)
+    return (flat(out).astype(held.numbers),)
 
 
 def internal(

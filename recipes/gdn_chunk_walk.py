@@ -21,10 +21,12 @@ from kiln.recipes.gdn_chunk import (
     FINAL,
     HEADS,
     INITIAL,
+    KERNELS,
     OUT,
     SCALE,
     SEQS,
     G,
+    Held,
     K,
     Q,
     V,
@@ -59,25 +61,25 @@ FACTORS = Tensor(
 
 def _solve(
     *, q: Array, k: Array, g: Array, beta: Array, cu_seqlens: Array, heads: int, scale: float, seqs: int,
-    key_dim: int = 128, value_dim: int = 128,
+    key_dim: int = 128, value_dim: int = 128, chunk: int = CHUNK, held: Held = KERNELS,
 ) -> tuple[Array, Array]:  # fmt: skip
     """(blocks, factors): see the module's formulas. Rows and columns beyond a short chunk are zeros."""
     del key_dim, value_dim
     value_heads = g.shape[1]
     keys, queries = (by_head(x, heads, value_heads // heads) for x in (k, q))
-    most = -(-len(k) // CHUNK) + seqs
-    blocks = np.zeros((most, value_heads, 2, CHUNK, CHUNK), BF16.numpy)
-    factors = np.zeros((most, value_heads, 2, CHUNK), np.float32)
+    most = -(-len(k) // chunk) + seqs
+    blocks = np.zeros((most, value_heads, 2, chunk, chunk), held.matrices)
+    factors = np.zeros((most, value_heads, 2, chunk), held.numbers)
     with np.errstate(all="ignore"):
-        for at, (_, begin, end) in enumerate(chunks(cu_seqlens, len(k))):
-            decay = np.cumsum(g[begin:end], axis=0, dtype=np.float32)
+        for at, (_, begin, end) in enumerate(chunks(cu_seqlens, len(k), chunk)):
+            decay = np.cumsum(g[begin:end], axis=0, dtype=held.numbers)
             part, strength = keys[:, begin:end], beta[begin:end].T.astype(np.float64)
             rows, across = end - begin, part.transpose(0, 2, 1)
             within = strength[:, :, None] * (part @ across) * lower(decay, 0, rows, -1)
             solve = np.linalg.inv(np.eye(rows) + np.nan_to_num(within)) * strength[:, None, :]
             asked = queries[:, begin:end] @ across * lower(decay, 0, rows, 0)
             made = np.stack([solve, (asked @ solve) * np.float64(np.float32(scale))], axis=1)
-            blocks[at, :, :, :rows, :rows] = made.astype(BF16.numpy)
+            blocks[at, :, :, :rows, :rows] = made.astype(held.matrices)
             exact = decay.T.astype(np.float64)
             last = exact[:, -1:] - exact
             factors[at, :, :, :rows] = np.exp(np.stack([exact, last], axis=1))
@@ -86,18 +88,19 @@ def _solve(
 
 def _walk(
     *, q: Array, k: Array, v: Array, blocks: Array, factors: Array, initial_state: Array, cu_seqlens: Array,
-    heads: int, scale: float, seqs: int, key_dim: int = 128, value_dim: int = 128,
+    heads: int, scale: float, seqs: int, key_dim: int = 128, value_dim: int = 128, chunk: int = CHUNK,
+    held: Held = KERNELS,
 ) -> tuple[Array, Array]:  # fmt: skip
     """(out [T, HV * V] before its rounding, final_state): see the module's formulas."""
     del seqs
-    value_heads = factors.shape[1] // (2 * CHUNK)
+    value_heads = factors.shape[1] // (2 * chunk)
     keys, queries = (by_head(x, heads, value_heads // heads) for x in (k, q))
     values = by_head(v, value_heads)
-    pairs = blocks.astype(np.float64).reshape(-1, value_heads, 2, CHUNK, CHUNK)
-    scales = factors.astype(np.float64).reshape(-1, value_heads, 2, CHUNK, 1)
+    pairs = blocks.astype(np.float64).reshape(-1, value_heads, 2, chunk, chunk)
+    scales = factors.astype(np.float64).reshape(-1, value_heads, 2, chunk, 1)
     state = initial_state.astype(np.float64).reshape(-1, value_heads, value_dim, key_dim)
     out = np.zeros_like(values)
-    for at, (n, begin, end) in enumerate(chunks(cu_seqlens, len(q))):
+    for at, (n, begin, end) in enumerate(chunks(cu_seqlens, len(q), chunk)):
         rows, s = end - begin, state[n].transpose(0, 2, 1)
         rise, fall = scales[at, :, 0, :rows], scales[at, :, 1, :rows]
         solve, scores = pairs[at, :, 0, :rows, :rows], pairs[at, :, 1, :rows, :rows]
@@ -106,7 +109,7 @@ def _walk(
         out[:, begin:end] = asked + scores @ fresh
         kept = (fall * (solve @ fresh)).transpose(0, 2, 1) @ keys[:, begin:end]
         state[n] = rise[:, -1:] * state[n] + kept
-    return flat(out).astype(np.float32), state.reshape(initial_state.shape).astype(np.float32)
+    return flat(out).astype(held.numbers), state.reshape(initial_state.shape).astype(held.numbers)
 
 
 SOLVE = internal(

@@ -80,8 +80,8 @@ CAPABILITIES: dict[str, str] = {
     "KERNEL-GEMM-CPU-ELEM": "cpu_products",
     "KERNEL-GEMM-CPU-ELEM-X86WIDE": "wide_x86_products",
 }
-"""Rows without ops of their own: what carries kernels of other rows, or is a backend's or tier's part of
-them; proved by those kernels (`kiln.tools.capabilities`)."""
+"""Rows that kernels of other rows carry, or that are a backend's or tier's part of them: proved by those
+kernels (`kiln.tools.capabilities`). Ops of their own, if any, prepare what those kernels take."""
 
 LACKING: dict[str, str] = {
     "KERNEL-ROPE-QKNORM": "MRoPE, insertion into the KV cache",

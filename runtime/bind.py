@@ -64,7 +64,30 @@ class Bound:
     outputs: dict[int, Output]
     """Tensor position -> what to allocate, for outputs that were not given."""
     empty: bool
-    """No rows or no columns: nothing is launched."""
+    """Nothing is to be computed, and nothing launched: see `_nothing`."""
+
+
+def refuse_unwritten(
+    op: str, sig: Signature, geometry: Sequence[Geometry | None], none: str
+) -> None:
+    """Nothing is launched, because `none` is 0.
+
+    Raises:
+        ContractError: an output has elements, which would be left as they were made.
+    """
+    if (found := _with_elements(sig, geometry)) is not None:
+        raise ContractError(
+            f"{op}: {none} is 0 and nothing would be computed, but the output {found[0]} has shape "
+            f"{found[1]}; leave the call out."
+        )
+
+
+def _with_elements(
+    sig: Signature, geometry: Sequence[Geometry | None]
+) -> tuple[str, tuple[int, ...]] | None:
+    """Name and shape of the first output that has elements."""
+    outputs = ((t, g) for t, g in zip(sig.tensors, geometry, strict=True) if t.role == "out")
+    return next(((t.name, g.shape) for t, g in outputs if g is not None and 0 not in g.shape), None)
 
 
 class Binder:
@@ -122,19 +145,16 @@ class Binder:
             if why is not None:
                 raise ContractError(f"{self.name}: {sentence} ({why}).")
         outputs = self._outputs(env, writes, geometry, lead)
-        none = next((d for d in (self.sig.rows, self.sig.width) if env.dims.get(d) == 0), None)
-        if none is not None:
-            self._check_unwritten(geometry, none)
-        return Bound(env, geometry, outputs, none is not None)
+        return Bound(env, geometry, outputs, self._is_empty(env, geometry))
 
-    def _check_unwritten(self, geometry: list[Geometry | None], none: str) -> None:
-        """Nothing is launched where there are no rows or no columns: no output may be left as it was made."""
-        for t, g in zip(self.tensors, geometry, strict=True):
-            if t.role == "out" and g is not None and 0 not in g.shape:
-                raise ContractError(
-                    f"{self.name}: {none} is 0 and nothing would be computed, but the output {t.name} has "
-                    f"shape {g.shape}; leave the call out."
-                )
+    def _is_empty(self, env: Env, geometry: Sequence[Geometry | None]) -> bool:
+        """No columns; or no rows, and no output that has elements all the same: a state after no tokens."""
+        if env.dims.get(self.sig.rows) == 0:
+            return _with_elements(self.sig, geometry) is None
+        if env.dims.get(self.sig.width) != 0:
+            return False
+        refuse_unwritten(self.name, self.sig, geometry, self.sig.width)
+        return True
 
     def _presence(self, reads: Sequence[View | None], writes: Sequence[View | None]) -> None:
         for t, r, w in zip(self.tensors, reads, writes, strict=True):

@@ -6,20 +6,28 @@ strength) and a (decay), a row a value head. Packed, a weight is [part; part; ..
 order, so that one product gives all parts as views of its columns. Checkpoints have them `split`, in that
 order but in several tensors, or interleaved in one: for each key head, its rows of every part in turn. One
 rank of several has a contiguous share of the heads of each part.
+
+NumPy moves the rows, by the table of `packed_rows`. Given a library for the CPU, its op
+`gated_delta_rule_pack` does, in one pass instead of two: it is what callers in C have.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from kiln.runtime.errors import ContractError
 from kiln.runtime.merged import merged
 
+if TYPE_CHECKING:
+    from kiln.runtime.load import Library
+
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
+PACK = "gated_delta_rule_pack"
+"""The op that packs, where a library has it."""
 ROWS = {
     "b": "HV", "a": "HV", "ba": "2*HV", "qkv": "2*H*K + HV*V", "z": "HV*V", "qkvz": "2*H*K + 2*HV*V",
 }  # fmt: skip
@@ -97,6 +105,7 @@ def pack_ba(
     *,
     rank: int = 0,
     size: int = 1,
+    library: "Library | None" = None,
 ) -> Packed:
     """The weight [b; a] of a layer.
 
@@ -107,12 +116,14 @@ def pack_ba(
         prefix: before `in_proj`.
         suffix: after the projection's name: what else has its rows, as scales, is packed the same way.
         rank, size: this rank and how many there are.
+        library: whose op moves the rows, of bf16, f16, f32 or e4m3, on the CPU.
 
     Raises:
         ContractError: tensors that are missing, there twice, of other types or shapes; heads that do not
-            divide.
+            divide; a type that the library's op does not take.
     """
-    return _packed(heads, tensors, (prefix, suffix), ("b", "a", "ba"), heads.ba, heads.ba, rank, size)
+    source = _checked(heads, tensors, (prefix, suffix), ("b", "a", "ba"), heads.ba, heads.ba)
+    return _packed(source, heads, heads.ba, heads.ba, rank, size, library)
 
 
 def pack_qkvz(
@@ -123,19 +134,24 @@ def pack_qkvz(
     *,
     rank: int = 0,
     size: int = 1,
+    library: "Library | None" = None,
 ) -> Packed:
     """The weight [q; k; v; z] of a layer: as `pack_ba`, of `in_proj_qkv.weight` and `in_proj_z.weight`, or of
     `in_proj_qkvz.weight`. Its views are (mixed_qkv, z)."""
     q, k, v, z = heads.qkvz
-    names = ("qkv", "z", "qkvz")
-    return _packed(heads, tensors, (prefix, suffix), names, heads.qkvz, (q + k + v, z), rank, size)
+    views = (q + k + v, z)
+    source = _checked(heads, tensors, (prefix, suffix), ("qkv", "z", "qkvz"), heads.qkvz, views)
+    return _packed(source, heads, heads.qkvz, views, rank, size, library)
 
 
-def _packed(
+def _checked(
     heads: Heads, tensors: Mapping[str, Array], around: tuple[str, str], names: tuple[str, str, str],
-    parts: tuple[int, ...], views: tuple[int, ...], rank: int, size: int,
-) -> Packed:  # fmt: skip
-    """`names`: of the two split tensors, then of the fused one; `parts` and `views`: rows of a key head."""
+    parts: tuple[int, ...], views: tuple[int, ...],
+) -> list[Array]:  # fmt: skip
+    """The tensors to pack, of the rows they must have.
+
+    `names`: of the two split tensors, then of the fused one; `parts` and `views`: rows of a key head.
+    """
     if heads.keys < 1 or heads.values < 1 or heads.values % heads.keys:
         found = f"HV={heads.values}, H={heads.keys}"
         raise ContractError(f"projection: interleaved layout needs HV divisible by H, found {found}.")
@@ -145,8 +161,22 @@ def _packed(
         if tensor.ndim < 1 or len(tensor) != wanted:
             found = f"{list(tensor.shape)}, expected {wanted} rows"
             raise ContractError(f"projection: in_proj_{name} rows must be {ROWS[name]}, found {found}.")
+    return list(source.values())
+
+
+def _packed(
+    source: list[Array], heads: Heads, parts: tuple[int, ...], views: tuple[int, ...],
+    rank: int, size: int, library: "Library | None",
+) -> Packed:  # fmt: skip
     index = packed_rows(parts, heads.keys, interleaved=len(source) == 1, rank=rank, size=size)
-    weight = np.ascontiguousarray(np.concatenate(list(source.values()))[index])
+    if library is None:
+        weight = np.ascontiguousarray(np.concatenate(source)[index])
+    else:
+        rows = {"value_rows": parts[-1], "key_rows": parts[0] if len(parts) > 2 else 0}
+        named = dict(zip(("first", "second") if len(source) > 1 else ("fused",), source, strict=True))
+        flat = {n: t.reshape(len(t), -1) for n, t in named.items()}
+        done = library.op(PACK)(**flat, heads=heads.keys, **rows, rank=rank, size=size)
+        weight = np.asarray(done).reshape(len(index), *source[0].shape[1:])
     return Packed(weight, tuple(heads.keys // size * n for n in views))
 
 

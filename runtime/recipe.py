@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kiln.runtime import tensor_map
-from kiln.runtime.bind import Bound
+from kiln.runtime.bind import Bound, refuse_unwritten
 from kiln.runtime.dtypes import CODES
 from kiln.runtime.entities import Kernel, Param, Signature
 from kiln.runtime.errors import ContractError
@@ -134,11 +134,15 @@ def make_recipe(kernel: Kernel, bound: Bound, sig: Signature) -> Recipe:
     """The recipe of a kernel for a checked call whose parameters it can take.
 
     Raises:
-        ContractError: a grid or scratch size that cannot be computed or is out of range.
+        ContractError: a grid or scratch size that cannot be computed or is out of range, or a grid without
+            programs although there is an output to write.
     """
     tensors = {t.name: i for i, t in enumerate(sig.tensors)}
     scalars = {o.name: i for i, o in enumerate(sig.scalars)}
     grid = tuple(_extent(kernel, compile_expr(e)(bound.env)) for e in kernel.grid)
+    if 0 in grid:
+        none = sig.rows if bound.env.dims.get(sig.rows) == 0 else f"the grid of {kernel.variant}"
+        refuse_unwritten(kernel.op, sig, bound.geometry, none)
     scratch, zeroed = _room(kernel, bound, False), _room(kernel, bound, True)
     r = Recipe([], [], [], [], [], scratch, zeroed, [], (grid[0], grid[1], grid[2]), _work(bound))
     for p in kernel.params:

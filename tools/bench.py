@@ -44,6 +44,7 @@ CPU_SHAPES: Mapping[str, Sequence[Mapping[str, int]]] = {
     **{op: [{"M": m, "N": n, "K": k} for m, n, k in _PRODUCTS] for op in ("matmul_bt", "matmul")},
     "matmul_packed": [{"M": m, "n": n, "K": k} for m, n, k in _PRODUCTS],
     "matmul_pack": [{"N": n, "K": k} for n, k in _FEATURES],
+    "gated_delta_rule_pack": [{"heads": 16, "value_rows": 256, "key_rows": 128, "size": 1, "K": 2048}],
 }
 """The same where CPUs have shapes of their own: those of Qwen3.5-2B, prefill and decode."""
 COPY = "copy of the same bytes"

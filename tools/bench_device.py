@@ -20,7 +20,7 @@ CACHE = 180_000_000
 """Bytes of operands that launches rotate over: three times the 60 MB of an H200's L2."""
 NUMPY = {
     "bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32, "f64": np.float64,
-    "u8": np.uint8, "i32": np.int32, "i64": np.int64,
+    "u8": np.uint8, "f8e4m3": ml_dtypes.float8_e4m3fn, "i32": np.int32, "i64": np.int64,
 }  # fmt: skip
 
 

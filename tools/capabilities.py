@@ -1,4 +1,4 @@
-"""What the rows of the matrix without ops are proved by: the kernels that exercise a capability."""
+"""What the capabilities of the matrix are proved by: the kernels that exercise them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@
   MEASURED     and were timed there
 
 A cell is as far as the op of the family that is least far; a row as far as its best cell. An op that is only
-a launch of another counts where that other runs by it. A row without ops is a capability, such as dispatch:
-it is as far as the kernels that go through it. What a row names and its ops do not cover is listed below."""
+a launch of another counts where that other runs by it. A row may be a capability, such as dispatch: it is as
+far as the kernels that go through it, and as its own ops on targets that have them. What a row names and its
+ops do not cover is listed below."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 stage: its IR after every pass, its source, PTX, the machine code that ships, its resources on every target,
 or how it is launched.
 
-OP alone means every kernel of the op for --resources and --launch, and its first kernel for other stages."""
+OP alone means every kernel of the op for --resources and --launch, and its first kernel for the rest. Beside
+resources, `sheet` has registers/stack of the upstream kernels that the op's specification gives them for."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ from kiln.tools.backends import all_backends
 from kiln.tools.console import Cell, UsageError, emit, nearest, note, require, table, width
 from kiln.tools.declared import add_catalog_option, catalogs, declared
 from kiln.tools.sheet import show as show_op
+from kiln.tools.sheet_figures import beside
 from kiln.tools.stages import Shown, cpu_source, cuda_source, ir_stages, ptx
 from kiln.tools.trees import add_tree_option, read_tree, tree_or_none
 
@@ -154,18 +156,32 @@ def _resources(manifests: Mapping[str, Manifest], op: str, variant: str) -> tupl
                         "shared": k.shared_bytes,
                         **k.resources,
                         **_instructions(k),
+                        **_sheet(op, target),
                     }
                 )
     if misses and not listed:
         raise misses[0]
     columns = list(dict.fromkeys(key for row in listed for key in row))
-    rows: list[list[Cell]] = [[row.get(c) for c in columns] for row in listed]
+    rows: list[list[Cell]] = [[_cell(row.get(c)) for c in columns] for row in listed]
     return {"op": op, "kernels": listed}, table(columns, rows, width())
 
 
 def _instructions(k: Kernel) -> dict[str, int]:
     """How many instructions a cubin's code has room for; padding at its end is among them."""
     return {} if k.isa is not None else {"sass": k.resources["code_bytes"] // SASS_BYTES}
+
+
+def _sheet(op: str, target: str) -> dict[str, list[dict[str, Any]]]:
+    """What the op's specification gives for kernels that do the same."""
+    found = [{"kernel": f.kernel, "registers": f.registers, "stack": f.stack} for f in beside(op, target)]
+    return {"sheet": found} if found else {}
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, list):
+        return ", ".join(f"{f['kernel']} {f['registers']}/{f['stack']}" for f in value)
+    found: Cell = value
+    return found
 
 
 def _launch(manifests: Mapping[str, Manifest], op: str, variant: str) -> tuple[Any, str]:

@@ -127,20 +127,31 @@ def rows(declared: Mapping[str, str], tree: Tree | None, targets: tuple[str, ...
     for family in [*FAMILIES, *extra]:
         ops = tuple(sorted(op for op, f in family_of.items() if f == family))
         if family in CAPABILITIES:
-            found.append(_capability_row(family, held, targets))
+            found.append(_capability_row(family, ops, there, held, targets))
         else:
             found.append(_op_row(family, ops, there, targets, internal))
     return found
 
 
-def _capability_row(family: str, tree: Tree, targets: tuple[str, ...]) -> Row:
+def _capability_row(
+    family: str,
+    ops: tuple[str, ...],
+    there: Mapping[str, Mapping[str, State]],
+    tree: Tree,
+    targets: tuple[str, ...],
+) -> Row:
+    """Ops of such a row prepare what the kernels take: where a target has them they count as well."""
     name = CAPABILITIES[family]
+    states = {op: {t: there.get(t, {}).get(op, State.DECLARED) for t in targets} for op in ops}
     cells = {
-        t: capability_state(EXERCISES[name], tree.manifests[t], tree.evidence[t])
+        t: min([
+            capability_state(EXERCISES[name], tree.manifests[t], tree.evidence[t]),
+            *(states[op][t] for op in ops if op in there[t]),
+        ])
         for t in targets
         if t in tree.manifests
     }
-    return Row(family, FAMILIES[family], (), {}, dict.fromkeys(targets, State.DECLARED) | cells, name)
+    return Row(family, FAMILIES[family], ops, states, dict.fromkeys(targets, State.DECLARED) | cells, name)
 
 
 def _op_row(

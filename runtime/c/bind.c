@@ -453,27 +453,45 @@ static bool make_room(binding *n, const attr_value *attrs, work *w) {
   return b->dims && b->known && b->geometry && b->dtypes && b->pointers && b->missing && n->source;
 }
 
-/* Nothing is launched where there are no rows or no columns: no output may be left as it was made. */
-static kiln_code check_unwritten(const binding *n, const char *none) {
-  for (uint32_t i = 0; i < n->sig->tensor_count; i++) {
-    const geometry *g = &n->b->geometry[i];
-    bool written = n->sig->tensors[i].role == ROLE_OUT && g->given;
-    for (uint32_t axis = 0; axis < g->rank; axis++) written = written && g->shape[axis] != 0;
-    if (!written) continue;
-    sink m = kiln_message(n->error);
-    kiln_put(&m, "%s: %s is 0 and nothing would be computed, but the output %s has shape ", n->sig->name, none,
-             n->sig->tensors[i].name);
-    put_ints(&m, g->shape, (int32_t)g->rank);
-    kiln_put(&m, "; leave the call out.");
-    return kiln_fail_put(n->error, KILN_CONTRACT, &m);
-  }
-  return KILN_OK;
-}
-
 static bool is_zero(const bound *b, const char *dim) {
   for (uint32_t i = 0; i < b->sig->dim_count; i++)
     if (strcmp(b->sig->dims[i], dim) == 0) return b->known[i] && b->dims[i] == 0;
   return false;
+}
+
+/* The first output that has elements, or tensor_count. */
+static uint32_t with_elements(const bound *b) {
+  uint32_t i = 0;
+  for (; i < b->sig->tensor_count; i++) {
+    const geometry *g = &b->geometry[i];
+    bool found = b->sig->tensors[i].role == ROLE_OUT && g->given;
+    for (uint32_t axis = 0; axis < g->rank; axis++) found = found && g->shape[axis] != 0;
+    if (found) break;
+  }
+  return i;
+}
+
+kiln_code kiln_refuse_unwritten(const bound *b, const char *none, kiln_error *error) {
+  uint32_t i = with_elements(b);
+  if (i == b->sig->tensor_count) return KILN_OK;
+  sink m = kiln_message(error);
+  kiln_put(&m, "%s: %s is 0 and nothing would be computed, but the output %s has shape ", b->sig->name, none,
+           b->sig->tensors[i].name);
+  put_ints(&m, b->geometry[i].shape, (int32_t)b->geometry[i].rank);
+  kiln_put(&m, "; leave the call out.");
+  return kiln_fail_put(error, KILN_CONTRACT, &m);
+}
+
+bool kiln_has_no_rows(const bound *b) { return is_zero(b, b->sig->rows); }
+
+/* No columns; or no rows, and no output that has elements all the same: a state after no tokens. */
+static kiln_code decide_empty(bound *b, kiln_error *error) {
+  if (kiln_has_no_rows(b)) {
+    b->empty = with_elements(b) == b->sig->tensor_count;
+    return KILN_OK;
+  }
+  b->empty = is_zero(b, b->sig->width);
+  return b->empty ? kiln_refuse_unwritten(b, b->sig->width, error) : KILN_OK;
 }
 
 kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writes, const number *args, const attr_value *attrs,
@@ -491,10 +509,8 @@ kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writ
   if (code == KILN_OK) code = constraints(&n);
   if (code == KILN_OK) code = outputs(&n);
   if (code != KILN_OK) return code;
-  const char *none = is_zero(n.b, op->sig->rows) ? op->sig->rows : is_zero(n.b, op->sig->width) ? op->sig->width : NULL;
-  n.b->empty = none != NULL;
   *out = n.b;
-  return none != NULL ? check_unwritten(&n, none) : KILN_OK;
+  return decide_empty(n.b, error);
 }
 
 view kiln_flat_view(const view *v, const geometry *g) {

@@ -113,7 +113,11 @@ static kiln_code grid(const making *m) {
                        op->sig->name, m->c->variant, axis, (long long)n.integer, (long long)most[axis]);
     m->out->grid[axis] = n.integer;
   }
-  return KILN_OK;
+  if (m->out->grid[0] != 0 && m->out->grid[1] != 0 && m->out->grid[2] != 0) return KILN_OK;
+  char none[192];
+  if (kiln_has_no_rows(m->b)) return kiln_refuse_unwritten(m->b, op->sig->rows, m->error);
+  snprintf(none, sizeof none, "the grid of %s", m->c->variant);
+  return kiln_refuse_unwritten(m->b, none, m->error);
 }
 
 /* A launch leaves zeroed scratch as the next one needs it: all of a call's share one block. */

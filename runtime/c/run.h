@@ -63,7 +63,7 @@ typedef struct {
   bool *missing;            /* per tensor: an output that the caller left out */
   int64_t lead[KILN_MAX_RANK];
   int32_t lead_rank;        /* -1: no operand gives the op's rows */
-  bool empty;               /* no rows or no columns: nothing is launched */
+  bool empty;               /* nothing is to be computed, and nothing launched */
 } bound;
 kiln_code kiln_evaluate(const expr *e, const bound *b, const number *args, number *out, kiln_error *error);
 /* Whether 64 bits hold a number without its fraction; that, or -1. */
@@ -268,6 +268,9 @@ kiln_code kiln_make_view(const char *op, const char *name, const kiln_tensor *t,
 kiln_code kiln_bind_views(const kiln_op *op, const view *reads, const view *writes, const number *args, const attr_value *attrs,
                           work *w,
                           bound **out, kiln_error *error);
+bool kiln_has_no_rows(const bound *b);
+/* Refuses a call of which nothing is launched, because `none` is 0, if an output has elements: they would be left as they were made. */
+kiln_code kiln_refuse_unwritten(const bound *b, const char *none, kiln_error *error);
 /* The same memory in the operand's own rank. */
 view kiln_flat_view(const view *v, const geometry *g);
 

@@ -70,8 +70,8 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "7": ("keys", "raw"),
     },
     "gdn": {
-        "1": ("step",),
-        "2": ("norm",),
+        "1": ("step", "op"),
+        "2": ("norm", "op"),
         "3": ("beta",),
         "4": ("threshold",),
         "5": ("padding",),
@@ -88,11 +88,11 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "8": ("heads",),
     },
     "packed_ba": {
-        "1": ("split",),
-        "2": ("interleaved", "misread"),
+        "1": ("split", "op"),
+        "2": ("interleaved", "misread", "op", "misread_op"),
         "3": ("swap",),
         "4": ("1", "3", "64"),
-        "5": ("2.split", "2.interleaved", "4.split", "4.interleaved"),
+        "5": tuple(f"{n}.{of}{by}" for n in (2, 4) for of in ("split", "interleaved") for by in ("", "_op")),
         "6": ("table", "terms"),
         "7": ("views",),
         "8": ("counters",),
@@ -107,10 +107,12 @@ LITERALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "gdn_chunk": {
         "1": ("recurrence", "parts"),
+        "2": ("1", "2", "4", "8", "16", "32", "64"),
+        "3": ("split",),
         "7": ("chunks",),
     },
     "ssm": {
-        "1": ("state", "zeros", "split", "silu", "products"),
+        "1": ("state", "zeros", "split", "silu", "products", "op", "products_op"),
         "3": ("norm", "gates"),
     },
 }

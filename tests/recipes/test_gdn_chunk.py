@@ -23,7 +23,7 @@ def call(
 
     def unit() -> Array:
         x = rng.standard_normal((rows, heads, key))
-        made: Array = (x / np.linalg.norm(x, axis=-1, keepdims=True)).reshape(rows, -1).astype(dtype)
+        made: Array = (x / np.linalg.norm(x, axis=-1, keepdims=True)).reshape(rows, heads * key).astype(dtype)
         return made
 
     return {
@@ -44,12 +44,12 @@ def recurrence(given: Call) -> tuple[Array, Array]:
     return out, final
 
 
-def in_parts(given: Call) -> tuple[Array, Array]:
-    """The same from the references of the three parts."""
+def in_parts(given: Call, **how: Any) -> tuple[Array, Array]:
+    """The same from the references of the three parts; `how`: their chunk size and types."""
     assert PREPARE.reference is not None
     assert STATE.reference is not None
     assert OUTPUT.reference is not None
-    seqs = {"seqs": len(given["initial_state"])}
+    seqs = {"seqs": len(given["initial_state"]), **how}
     own = {n: given[n] for n in ("k", "heads", "key_dim", "value_dim", "cu_seqlens")}
     decay, w, u = PREPARE.reference(**own, **seqs, **{n: given[n] for n in ("v", "g", "beta")})
     states, v_new, final = STATE.reference(
@@ -61,12 +61,12 @@ def in_parts(given: Call) -> tuple[Array, Array]:
     return out, final
 
 
-def in_two_parts(given: Call) -> tuple[Array, Array]:
+def in_two_parts(given: Call, **how: Any) -> tuple[Array, Array]:
     """The same from the references of the two parts that keep nothing in memory between them."""
     assert SOLVE.reference is not None
     assert WALK.reference is not None
     common = {n: given[n] for n in ("q", "k", "heads", "scale", "key_dim", "value_dim", "cu_seqlens")}
-    common["seqs"] = len(given["initial_state"])
+    common |= {"seqs": len(given["initial_state"]), **how}
     blocks, factors = SOLVE.reference(**common, g=given["g"], beta=given["beta"])
     out, final = WALK.reference(
         **common, v=given["v"], blocks=blocks, factors=factors, initial_state=given["initial_state"]
@@ -153,8 +153,10 @@ def test_a_sequence_split_in_two_ends_in_the_same_state() -> None:
 def test_without_updates_the_state_only_decays() -> None:
     given = call([5], 1, 1, 4, 4)
     given["beta"] = np.zeros_like(given["beta"])
-    _, final = recurrence(given)
+    out, final = recurrence(given)
     np.testing.assert_allclose(final, given["initial_state"] * np.exp(given["g"].sum()), rtol=1e-5)
+    asked = given["q"] @ given["initial_state"].reshape(4, 4).T
+    np.testing.assert_allclose(out, 0.25 * np.exp(np.cumsum(given["g"], axis=0)) * asked, rtol=1e-5)
 
 
 def test_an_orthonormal_key_recalls_its_value() -> None:

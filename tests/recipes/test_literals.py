@@ -12,13 +12,17 @@ from kiln.tests.recipes import (
     test_activation,
     test_fusion,
     test_gdn,
+    test_gdn_calls,
     test_gdn_chunk,
+    test_gdn_chunk_sizes,
+    test_gdn_pack,
     test_gdn_replay,
     test_gemm,
     test_gemm_fp8,
     test_norm,
     test_quant,
     test_ssm,
+    test_ssm_calls,
     test_topk,
 )
 from kiln.tests.recipes.literals import checked, expected, literal
@@ -26,7 +30,8 @@ from kiln.tests.runtime import test_delta_rule, test_projections
 
 MODULES = (
     test_interpret, test_activation, test_fusion, test_gemm, test_gemm_fp8, test_norm, test_quant, test_topk,
-    test_gdn, test_gdn_chunk, test_gdn_replay, test_ssm, test_projections,
+    test_gdn, test_gdn_chunk, test_gdn_pack, test_gdn_replay, test_ssm, test_projections,
+    test_gdn_calls, test_gdn_chunk_sizes, test_ssm_calls,
     test_delta_rule,
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from kiln.runtime.delta_rule import (
     packed_decode_eligibility,
     replay_decode_eligibility,
 )
-from kiln.runtime.errors import ContractError
+from kiln.runtime.errors import ContractError, KilnError
 from kiln.runtime.load import Library, load
 from kiln.runtime.projections import Heads, pack_ba, pack_qkvz
 from kiln.runtime.targets import cpu_target
@@ -192,6 +192,26 @@ def test_rows_without_a_slot_end_as_zeros_and_views_are_as_good_as_copies(librar
     assert not y.reshape(ROWS, -1)[1].any()
     assert y.reshape(ROWS, -1)[[0, 2]].all()
     assert _layer(library, MODELS[1], None, copy=True)[1].tobytes() == y.tobytes()
+
+
+BAD_NORMS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"weight": np.ones(7, np.float32)}, "N=7 but x gave N=8"),
+    ({"gate": np.ones((12, 16), np.float32)[:, ::2]}, "elements of a row of gate are 2 apart"),
+    ({"gate": np.ones((11, 8), np.float32)}, "M=11 but x gave M=12"),
+    ({"activation": "tanh"}, "activation"),
+    ({"gate": np.ones((12, 8), ml_dtypes.bfloat16)}, "gate is bf16 but x is f32|no kernel|none of"),
+)
+
+
+@pytest.mark.parametrize(("changed", "why"), BAD_NORMS)
+def test_a_gated_norm_that_does_not_fit_is_refused(
+    library: Library, changed: dict[str, Any], why: str
+) -> None:
+    shapes = {"x": (12, 8), "gate": (12, 8), "weight": (8,)}
+    given: dict[str, Any] = {n: np.ones(shape, np.float32) for n, shape in shapes.items()}
+    with pytest.raises(KilnError, match=why):
+        library.op(NORM)(**given | changed)
+    library.op(NORM)(**given)
 
 
 @literal("packed_ba/3.swap")

@@ -167,6 +167,26 @@ def test_dispatch_is_as_far_as_the_kernels_it_launched(
     assert (row.ops, row.capability, row.state.name) == ((), "cuda_dispatch", state)
 
 
+@pytest.mark.parametrize(("proofs", "state"), [({"ran": ran()}, State.RAN), ({}, State.COMPILED)])
+def test_a_capability_is_no_further_than_its_own_op_where_that_is(
+    tmp_path: Path, proofs: Json, state: State
+) -> None:
+    """`sub` belongs to the row, and one of two targets has it."""
+    walk, scratch = "gated_delta_rule_chunk_walk", "KERNEL-GDN-SCRATCH"
+    evidence: Json = {digest(f"{walk}.generic.cubin"): {"ran": ran()}}
+    if proofs:
+        evidence[digest("sub.generic.cubin")] = proofs
+    tree = write_tree(
+        tmp_path / "t",
+        manifest("sm_80", [kernel(walk)]),
+        manifest("sm_90a", [kernel(walk), kernel("sub")]),
+        evidence={t: evidence for t in ("sm_80", "sm_90a")},
+    )
+    row = find(rows({"sub": scratch}, read_tree(tree), ("sm_80", "sm_90a", "cpu-x86_64")), scratch)
+    assert row.ops == ("sub",)
+    assert row.targets == {"sm_80": State.RAN, "sm_90a": state, "cpu-x86_64": State.DECLARED}
+
+
 def test_kernels_of_a_cpu_say_nothing_about_cuda(tmp_path: Path) -> None:
     on_cpu = kernel("add", file="add.so", isa={"tier": "x86-64", "features": []})
     evidence = {"cpu-x86_64": {digest("add.generic.cubin"): {"ran": ran()}}}

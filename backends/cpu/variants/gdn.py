@@ -46,7 +46,12 @@ def _packed_decode(ship: Ship) -> CpuPrimitive:
             CpuNumber("scale", "f64", ["arg", "scale"]),
         ),
         grid=["mul", ["dim", "B"], ["dim", "HV"]],
-        when=["and", *type_predicates(PACKED_DECODE, ship), ["le", ["arg", "key_dim"], MOST]],
+        when=[
+            "and",
+            # Whether it normalizes is a number of the call.
+            *(p for p in type_predicates(PACKED_DECODE, ship) if p[0] != "attr"),
+            ["le", ["arg", "key_dim"], MOST],
+        ],
         constants={
             "io": types["T"], "state": types["S"], "bias": types["P"], "output": types["O"],
             "step": True, "index": 64 if ship.dtypes["I"] is I64 else 32, "most": MOST,

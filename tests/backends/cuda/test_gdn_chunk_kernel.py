@@ -6,61 +6,68 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kiln.recipes.gdn_chunk import CHUNK, OUTPUT, PREPARE, STATE
+from kiln.recipes.gdn_chunk import CHUNK, ENVELOPE, OUTPUT, PREPARE, STATE
+from kiln.runtime.entities import Contract
 from kiln.tests.arrays import i32
-from kiln.tests.backends.cuda.interpreter import interpret
+from kiln.tests.backends.cuda.interpreter import interpret, interpret_with
 from kiln.tests.recipes.test_gdn_chunk import call, distance, recurrence
+from kiln.tools.oracle import compare
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 KERNELS = "kiln.backends.cuda.kernels.gdn_chunk"
 HEADS, VALUE_HEADS, KEY, VALUE, LANES = 1, 2, 16, 16, 16
 BF16 = ml_dtypes.bfloat16
+PROMISE = Contract(ENVELOPE.kind, ENVELOPE.rel_l2, ENVELOPE.max_eps)
 SIZES = {"K": KEY, "V": VALUE, "LANES": LANES}
 
 
-def _prepare(given: dict[str, Any]) -> tuple[Array, Array, Array]:
+def _prepare(given: dict[str, Any], chunk: int = CHUNK) -> tuple[Array, Array, Array]:
     rows, seqs = len(given["k"]), len(given["initial_state"])
     decay = np.full((rows, VALUE_HEADS), np.nan, np.float32)
     w, u = (np.full((rows, VALUE_HEADS * n), np.nan, BF16) for n in (KEY, VALUE))
-    grid = (-(-rows // CHUNK) + seqs, VALUE_HEADS)
+    grid = (-(-rows // chunk) + seqs, VALUE_HEADS)
     strides = (HEADS * KEY, VALUE_HEADS * VALUE, VALUE_HEADS, VALUE_HEADS)
-    made = interpret(
-        f"{KERNELS}:prepare", grid, *(given[n] for n in ("k", "v", "g", "beta", "cu_seqlens")), decay, w, u,
+    made = interpret_with(
+        {"CHUNK": chunk}, f"{KERNELS}:prepare", grid,
+        *(given[n] for n in ("k", "v", "g", "beta", "cu_seqlens")), decay, w, u,
         rows, seqs, VALUE_HEADS, HEADS, *strides, **SIZES, PART=16,
     )  # fmt: skip
     return made[5], made[6], made[7]
 
 
-def _state(given: dict[str, Any], w: Array, u: Array, decay: Array) -> tuple[Array, Array, Array]:
+def _state(
+    given: dict[str, Any], w: Array, u: Array, decay: Array, chunk: int = CHUNK
+) -> tuple[Array, Array, Array]:
     rows, seqs = len(w), len(given["initial_state"])
-    states = np.full((-(-rows // CHUNK) + seqs, VALUE_HEADS * KEY * VALUE), np.nan, BF16)
+    states = np.full((-(-rows // chunk) + seqs, VALUE_HEADS * KEY * VALUE), np.nan, BF16)
     fresh = np.full((rows, VALUE_HEADS * VALUE), np.nan, BF16)
     final = np.full_like(given["initial_state"], np.nan)
-    made = interpret(
-        f"{KERNELS}:state", (1, seqs * VALUE_HEADS), given["k"], w, u, decay, given["initial_state"],
-        given["cu_seqlens"], states, fresh, final, rows, seqs, VALUE_HEADS, HEADS, HEADS * KEY,
+    made = interpret_with(
+        {"CHUNK": chunk}, f"{KERNELS}:state", (1, seqs * VALUE_HEADS),
+        given["k"], w, u, decay, given["initial_state"], given["cu_seqlens"], states, fresh, final,
+        rows, seqs, VALUE_HEADS, HEADS, HEADS * KEY,
         **SIZES, BLOCK_V=VALUE, STAGES=1,
     )  # fmt: skip
     return made[6], made[7], made[8]
 
 
-def _output(given: dict[str, Any], fresh: Array, states: Array, decay: Array) -> Array:
+def _output(given: dict[str, Any], fresh: Array, states: Array, decay: Array, chunk: int = CHUNK) -> Array:
     rows, seqs = len(fresh), len(given["initial_state"])
     out = np.full((rows, VALUE_HEADS * VALUE), np.nan, np.float32)
-    made = interpret(
-        f"{KERNELS}:output", (1, -(-rows // CHUNK) + seqs, VALUE_HEADS), given["q"], given["k"], fresh,
-        states, decay,
-        given["cu_seqlens"], out, rows, seqs, VALUE_HEADS, HEADS, given["scale"], HEADS * KEY, HEADS * KEY,
-        VALUE_HEADS * VALUE, **SIZES, BLOCK_V=VALUE,
+    made = interpret_with(
+        {"CHUNK": chunk}, f"{KERNELS}:output", (1, -(-rows // chunk) + seqs, VALUE_HEADS),
+        given["q"], given["k"], fresh, states, decay, given["cu_seqlens"], out,
+        rows, seqs, VALUE_HEADS, HEADS, given["scale"], HEADS * KEY, HEADS * KEY, VALUE_HEADS * VALUE,
+        **SIZES, BLOCK_V=VALUE,
     )  # fmt: skip
     return made[6]
 
 
-def _all(given: dict[str, Any]) -> tuple[Array, Array]:
-    decay, w, u = _prepare(given)
-    states, fresh, final = _state(given, w, u, decay)
-    return _output(given, fresh, states, decay), final
+def _all(given: dict[str, Any], chunk: int = CHUNK) -> tuple[Array, Array]:
+    decay, w, u = _prepare(given, chunk)
+    states, fresh, final = _state(given, w, u, decay, chunk)
+    return _output(given, fresh, states, decay, chunk), final
 
 
 def _call(lengths: list[int]) -> dict[str, Any]:
@@ -72,6 +79,34 @@ def test_launches_give_the_recurrence(lengths: list[int]) -> None:
     given = _call(lengths)
     for found, wanted in zip(_all(given), recurrence(given), strict=True):
         assert distance(found, wanted) < 8e-3
+
+
+@pytest.mark.parametrize("chunk", [16, 32, 64])
+def test_launches_meet_the_contract_in_shorter_chunks_too(chunk: int) -> None:
+    """The length is a constant of the module, 64 in every compiled kernel."""
+    given = _call([0, 1, 15, 16, 17, 63, 64, 65, 127, 130])
+    still = _call([0, 17, 65]) | {"scale": 1.0}
+    still |= {n: np.zeros_like(still[n]) for n in ("g", "beta")}
+    for each in (given, still):
+        for found, wanted in zip(_all(each, chunk), recurrence(each), strict=True):
+            assert compare(found, wanted, PROMISE).why is None
+
+
+def test_a_chunk_of_128_is_beyond_the_levels_of_the_inverse() -> None:
+    """It is built from blocks of 4, then 16, then 64: what is left of those is missing from a longer one."""
+    given = _call([128])
+    given["g"] = np.zeros_like(given["g"])
+    wanted, _ = recurrence(given)
+    assert distance(_all(given, 128)[0], wanted) > 0.1
+    assert distance(_all(given, 64)[0], wanted) < 8e-3
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_without_a_token_states_are_what_they_were(chunk: int) -> None:
+    given = _call([0, 0])
+    out, final = _all(given, chunk)
+    assert out.shape == (0, VALUE_HEADS * VALUE)
+    assert final.tobytes() == given["initial_state"].tobytes()
 
 
 def test_each_launch_is_near_its_reference() -> None:
@@ -123,3 +158,27 @@ def test_other_strengths_are_not_near() -> None:
     wanted, _ = recurrence(given)
     out, _ = _all(given | {"beta": given["beta"] * np.float32(0.9)})
     assert distance(out, wanted) > 0.02
+
+
+def _lower(rows: int, hardest: bool) -> Array:
+    """beta_r (k_r . k_s) below the diagonal of the first rows of a chunk, in f16; zeros beyond them."""
+    given = call([CHUNK], 1, 1, KEY, VALUE)
+    k = np.tile(given["k"][:1], (CHUNK, 1)) if hardest else given["k"]
+    beta = np.ones_like(given["beta"]) if hardest else given["beta"]
+    live = np.arange(CHUNK) < rows
+    inside = np.tril(np.outer(live, live), -1)
+    return np.where(inside, beta * (k @ k.T), 0).astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize("hardest", [False, True])
+@pytest.mark.parametrize("rows", [1, 16, 17, 32, 63, 64])
+def test_the_inverse_times_the_matrix_is_one(rows: int, hardest: bool) -> None:
+    """f16 has 11 bits, and rows are sums of up to 64. The hardest: all keys are one, nothing decays."""
+    a = _lower(rows, hardest)
+    _, t = interpret("kiln.tests.backends.cuda.inverse_kernel:inverse", (1,), a, np.full_like(a, np.nan))
+    assert np.array_equal(np.triu(t), np.eye(CHUNK))
+    left = (np.eye(CHUNK) + a.astype(np.float64)) @ t - np.eye(CHUNK)
+    assert np.abs(left).max() < 2.0**-8
+    other = a.copy()
+    other[-1, 0] += 0.1
+    assert np.abs((np.eye(CHUNK) + other) @ t - np.eye(CHUNK)).max() > 0.05
