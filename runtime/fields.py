@@ -7,7 +7,7 @@ that a schema error carries a JSON pointer and a good document pays nothing for 
 
 import marshal
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, cast
 
 from kiln.runtime.errors import SchemaError
@@ -51,30 +51,42 @@ def shown(value: object) -> str:
 
 
 def record(
-    build: Callable[..., T], fields: Mapping[str, Reader[Any]], optional: Mapping[str, Reader[Any]] = {}
+    build: Callable[..., T],
+    fields: Mapping[str, Reader[Any]],
+    optional: Mapping[str, Reader[Any]] = {},
+    alike: Collection[str] = (),
 ) -> Reader[T]:
     """An object with exactly these fields, each read by its reader and passed to `build` by name; those of
-    `optional`, which `build` has defaults for, may be absent."""
+    `optional`, which `build` has defaults for, may be absent. The fields `alike` are the same in many
+    objects: they are read after the others, together and `once`."""
     names = frozenset(fields)
     every = {**fields, **optional}
+    own = {name: inner for name, inner in every.items() if name not in alike}
+    shared = once(lambda value: _read_fields(value, {name: fields[name] for name in alike}))
 
     def reader(value: Any) -> T:
         if type(value) is not dict:
             raise Mismatch("an object", value)
         if value.keys() != names and not names <= value.keys() <= every.keys():
             _refuse_keys(value, names, frozenset(every))
-        out = {}
-        for name, inner in every.items():
-            if name not in value:
-                continue
-            try:
-                out[name] = inner(value[name])
-            except Mismatch as m:
-                m.path.append(name)
-                raise
-        return build(**out)
+        out = _read_fields(value, own)
+        return build(**out, **shared({name: value[name] for name in alike})) if alike else build(**out)
 
     return reader
+
+
+def _read_fields(value: dict[str, Any], fields: Mapping[str, Reader[Any]]) -> dict[str, Any]:
+    """Those of the fields that are there, read."""
+    out = {}
+    for name, inner in fields.items():
+        if name not in value:
+            continue
+        try:
+            out[name] = inner(value[name])
+        except Mismatch as m:
+            m.path.append(name)
+            raise
+    return out
 
 
 def _refuse_keys(value: dict[str, Any], names: frozenset[str], every: frozenset[str]) -> None:
@@ -201,7 +213,7 @@ def choice(*values: Any) -> Reader[Any]:
 def once(inner: Reader[T], most: int = 4096) -> Reader[T]:
     """What `inner` reads, but equal values are read once and share the result, which nobody may change.
 
-    The 12 manifests of a whole tree hold 3184 lists of parameters, of which 282 differ: reading takes 0.4 of
+    The 12 manifests of a whole tree hold 3389 lists of parameters, of which 310 differ: reading takes 0.4 of
     the time so. Big values are not remembered, and `most` of the others at once.
     """
     known: dict[bytes, object] = {}

@@ -199,21 +199,24 @@ KERNEL = record(
         "inputs_digest": _SHA256,
         "toolchain": _TOOLCHAIN,
         "params": once(array(_PARAM, 512)),
-        "grid": once(array(_EXPR, 3, 3)),
-        "block": once(array(integer(1, 1024), 3, 3)),
-        "cluster": once(array(integer(1, 16), 3, 3)),
+        "grid": array(_EXPR, 3, 3),
+        "block": array(integer(1, 1024), 3, 3),
+        "cluster": array(integer(1, 16), 3, 3),
         "shared_bytes": integer(0, _MAX_GRID_SHARED),
         "launch": mapping(choice("pdl", "cooperative"), boolean, 8),
-        "scratch": once(array(_SCRATCH, 16)),
+        "scratch": array(_SCRATCH, 16),
         "when": _PRED,
         "priority": _PRIORITY,
-        "isa": once(nullable(_ISA)),
-        "resources": once(_RESOURCES),
-        "budget": once(_RESOURCES),
-        "numerics": once(record(e.Numerics, {"contract": _CONTRACT, "selftest": _SELFTEST})),
-        "specialization": mapping(_WORD, _json, 128),
+        "isa": nullable(_ISA),
+        "resources": _RESOURCES,
+        "budget": _RESOURCES,
+        "numerics": record(e.Numerics, {"contract": _CONTRACT, "selftest": _SELFTEST}),
+        "specialization": once(mapping(_WORD, _json, 128)),
     },
-)
+    alike=(
+        "tier", "mode", "toolchain", "grid", "block", "cluster", "launch", "scratch", "isa", "budget", "numerics",
+    ),
+)  # fmt: skip
 
 _TEMP = record(e.Temp, {"name": _IDENT, "dtype": _dtype_or(_LIKE), "shape": array(_EXPR, 8)})
 _STEP = record(
