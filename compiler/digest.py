@@ -124,8 +124,7 @@ def files_json(sources: frozenset[Path]) -> str:
     return _compact(sorted((p.parent.name + "/" + p.name, file_hash(p)) for p in sources))
 
 
-def _compact(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+_compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 @lru_cache(maxsize=32)

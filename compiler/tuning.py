@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kiln.runtime.fields import (
     Mismatch,
@@ -31,8 +31,7 @@ SCHEMA = 1
 MAX_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class Time:
+class Time(NamedTuple):
     """One candidate on one call: median and spread in microseconds."""
 
     us: float
@@ -78,7 +77,9 @@ class Database:
 def _times(value: Any) -> Time:
     if type(value) is not list or len(value) != 2:
         raise Mismatch("a median and a spread in microseconds", value)
-    us, spread = (float(number(v)) for v in value)
+    us, spread = value
+    if type(us) is not float or type(spread) is not float:  # few are not
+        us, spread = float(number(us)), float(number(spread))
     if us <= 0 or spread < 0:
         raise Mismatch("a positive median and a spread that is not negative", value)
     return Time(us, spread)
