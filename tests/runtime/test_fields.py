@@ -1,4 +1,4 @@
-"""`once`: equal values are read once, and nothing but equal values counts as equal."""
+"""`once` and `record`: equal values are read once, and nothing but equal values counts as equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kiln.runtime import fields
-from kiln.runtime.fields import Mismatch, array, integer, once
+from kiln.runtime.fields import Mismatch, array, integer, once, record
 
 
 class Counted:
@@ -62,3 +62,33 @@ def test_only_so_many_are_remembered() -> None:
     for value in (1, 2, 1, 2, 3, 3, 1):
         assert reader(value) == [value]
     assert inner.calls == 4  # 3 made room for itself
+
+
+Pair = tuple[Any, Any]
+
+
+def pair(a: Any, b: Any) -> Pair:
+    return a, b
+
+
+def test_fields_that_are_alike_are_read_once() -> None:
+    own, alike = Counted(), Counted()
+    reader = record(pair, {"a": own, "b": alike}, alike=("b",))
+    first, second = reader({"a": 1, "b": [2]}), reader({"b": [2], "a": 1})
+    assert first == second == ([1], [[2]])
+    assert first[1] is second[1]
+    assert (own.calls, alike.calls) == (2, 1)
+    assert reader({"a": 1, "b": [True]})[1] == [[True]]
+    assert alike.calls == 2
+
+
+def test_a_fault_among_fields_that_are_alike_is_told_with_its_place_each_time() -> None:
+    small = array(integer(0, 9), 3)
+    reader = record(pair, {"a": small, "b": small}, alike=("b",))
+    assert reader({"a": [1], "b": [2]}) == ((1,), (2,))
+    for _ in range(2):
+        with pytest.raises(Mismatch) as refused:
+            reader({"a": [1], "b": [2, 10]})
+        assert refused.value.pointer == "/b/1"
+    with pytest.raises(Mismatch, match="field 'b'"):
+        reader({"a": [1]})
