@@ -1,9 +1,9 @@
 """Whether a build would come to the tree that stands: known from everything that a build reads, without doing
 it.
 
-A build is a function of its inputs: Kiln's source files, the installed packages, the interpreter, and what was
-asked for. A stamp beside the tree says which inputs a build had and which index it left. Where both are the
-same again, and the tree holds what that index says, byte for byte, a build would find nothing to do: its
+A build is a function of its inputs: Kiln's source files, the installed packages, the interpreter, and what
+was asked for. A stamp beside the tree says which inputs a build had and which index it left. Where both are
+the same again, and the tree holds what that index says, byte for byte, a build would find nothing to do: its
 kernels were proved by this very code. Nothing goes by a file's time.
 
 Whoever can write the stamp can have a build say that all is well, so that one which another user may write

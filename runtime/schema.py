@@ -214,7 +214,8 @@ KERNEL = record(
         "specialization": once(mapping(_WORD, _json, 128)),
     },
     alike=(
-        "tier", "mode", "toolchain", "grid", "block", "cluster", "launch", "scratch", "isa", "budget", "numerics",
+        "tier", "mode", "toolchain", "grid", "block", "cluster", "launch", "scratch", "isa", "budget",
+        "numerics",
     ),
 )  # fmt: skip
 

@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def built(args: argparse.Namespace) -> BuildReport:
-    """What a build did, or would do: one of Kiln's own catalog and all of its ops leaves a stamp, by which the
-    next one knows that there is nothing to do.
+    """What a build did, or would do: one of Kiln's own catalog and all of its ops leaves a stamp, by which
+    the next one knows that there is nothing to do.
 
     Raises as `kiln.compiler.pipeline.build`.
     """

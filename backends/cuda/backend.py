@@ -131,7 +131,7 @@ class CudaBackend:
             yield replace(jobs[kernel.row.variant], selections=uses)
 
     def candidate_jobs(self, op: str, catalogs: Sequence[str], target: str) -> list[Job]:
-        """Every candidate of an op that the target can have, each for whatever its needs admit; planned once."""
+        """Every candidate of an op that the target can have, each for whatever its needs admit."""
         key = (tuple(catalogs), op, target)
         if key not in self._candidates:
             loaded, tools = load(tuple(catalogs)), self.toolchain(target)

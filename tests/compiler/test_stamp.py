@@ -1,5 +1,5 @@
-"""A build of the same inputs that finds the tree as it was left knows that there is nothing to do; every other
-one runs."""
+"""A build of the same inputs that finds the tree as it was left knows that there is nothing to do; every
+other one runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOLDERS = source_folders((OWN,))
 
 
 def summed(report: BuildReport) -> list[tuple[Any, ...]]:
-    """What a report says of its kernels, but for their toolchains, of which a stamped one has its own alone."""
+    """What a report says of its kernels, but for tools that they share: a stamped one leaves them out."""
     return [(k.target, k.op, k.variant, {**k.entry, "toolchain": {}}) for k in report.kernels]
 
 

@@ -11,8 +11,8 @@ import pytest
 from kiln.runtime import consistency
 from kiln.runtime.errors import SchemaError
 from kiln.runtime.manifest import parse_manifest
-from kiln.tests.runtime.trees import cpu_manifest
 from kiln.tests.runtime.test_manifest import text_of
+from kiln.tests.runtime.trees import cpu_manifest
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_part_that_names_what_is_not_there_is_found_after_sound_ones(document:
     else:
         kernel["when"] = ["ge", ["dim", "STRANGER"], 1]
     for _ in range(2):
-        with pytest.raises(SchemaError, match="(?i)stranger"):
+        with pytest.raises(SchemaError, match=r"(?i)stranger"):
             parse_manifest(text_of(wrong))
 
 
