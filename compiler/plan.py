@@ -68,9 +68,9 @@ def slots(
                 continue
             pool = free.setdefault(types[value], [])
             assigned[value] = pool.pop() if pool else f"s{len(set(assigned.values()))}"
-        for value in dict.fromkeys(call.operands.values()):  # one read twice is freed once
-            if value in assigned and last[value] == position:
-                free.setdefault(types[value], []).append(assigned[value])
+        for operand in dict.fromkeys(call.operands.values()):  # one read twice is freed once
+            if operand in assigned and last[operand] == position:
+                free.setdefault(types[operand], []).append(assigned[operand])
     return assigned
 
 
