@@ -92,7 +92,10 @@ def standing(out: str | os.PathLike[str], key: str) -> BuildReport | None:
 
     Raises OutputError if another build holds the tree.
     """
-    path = Path(out).resolve()
+    try:
+        path = Path(out).resolve()
+    except (OSError, RuntimeError, ValueError):
+        return None  # the build says what is wrong with it
     noted = _read_stamp(stamp_of(path))
     if noted.get("inputs") != key or not path.is_dir():
         return None

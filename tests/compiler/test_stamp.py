@@ -110,6 +110,12 @@ def test_another_build_takes_the_stamp_with_it(tree: Path, here: Any) -> None:
     assert standing(tree, KEY) is None
 
 
+def test_of_a_folder_that_leads_nowhere_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert standing(tmp_path / "loop", KEY) is None
+    assert standing("with\0nul", KEY) is None
+
+
 def test_where_no_stamp_can_be_left_none_is(tree: Path, here: Any) -> None:
     stamp_of(tree).unlink()
     stamp_of(tree).mkdir()
