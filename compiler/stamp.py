@@ -66,7 +66,7 @@ def _installed() -> Iterator[str]:
 
 def stamp_of(out: Path) -> Path:
     """Where the stamp of a tree lies."""
-    return out.with_name(f".{out.name}.stamp")
+    return out.parent / f".{out.name}.stamp"
 
 
 def leave_stamp(key: str, report: BuildReport) -> None:

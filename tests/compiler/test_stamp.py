@@ -114,6 +114,7 @@ def test_of_a_folder_that_leads_nowhere_nothing_is_said(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert standing(tmp_path / "loop", KEY) is None
     assert standing("with\0nul", KEY) is None
+    assert standing("/", KEY) is None
 
 
 def test_where_no_stamp_can_be_left_none_is(tree: Path, here: Any) -> None:
