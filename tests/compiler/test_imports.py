@@ -49,7 +49,7 @@ SOURCES = {
     "the word within another": b"import a\nimportant = 1",
     "a decorator": b"import a\n@b\ndef f(): pass",
     "carriage returns": b"import a\r\nx = 1\r\nfrom b import c\r\n",
-    "another coding": b"# coding: utf-7\n+AGkAbQBwAG8AcgB0- a\n",
+    "another coding": b"# coding: utf-7\nx = 1\n+AGkAbQBwAG8AcgB0- a\n",
     "a byte order mark": b"\xef\xbb\xbfimport a",
 }
 
