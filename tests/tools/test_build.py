@@ -80,7 +80,10 @@ def test_options_reach_the_pipeline(kiln: Run, pipeline: Install, tmp_path: Path
     }
 
 
-def test_defaults_are_everything(kiln: Run, pipeline: Install, tmp_path: Path) -> None:
+def test_defaults_are_everything(
+    kiln: Run, pipeline: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no stamp says that there is nothing to do
     stand_in = pipeline(report(tmp_path))
     assert kiln("build")[0] == 0
     asked = stand_in.asked
