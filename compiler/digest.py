@@ -16,6 +16,7 @@ from typing import Any
 
 import kiln.compiler
 import kiln.ir
+from kiln.compiler.imports import import_statements
 
 
 def _folder(module: Any) -> Path:
@@ -99,25 +100,16 @@ def _imports(path: Path, module: str, own: Set[str]) -> Iterator[str]:
     Only of packages on its `own` sides is what they hold looked up: that would import Triton.
     """
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in _statements(ast.parse(path.read_bytes(), str(path))):
+    for node in import_statements(path.read_bytes(), str(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            # `from package import module` is about the module: what else the package lists does not count.
-            taken = [f"{base}.{alias.name}" for alias in node.names]
-            are_modules = side_of(base) in own and all(map(_source, taken))
-            yield from taken if are_modules else (base, *taken)
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Every statement in a tree, at any depth; expressions, most of a tree, hold none."""
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-        inner = getattr(node, name, ())
-        for child in inner if isinstance(inner, list) else ():  # the body of a lambda is an expression
-            yield child
-            yield from _statements(child)
+            continue
+        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        # `from package import module` is about the module: what else the package lists does not count.
+        taken = [f"{base}.{alias.name}" for alias in node.names]
+        are_modules = side_of(base) in own and all(map(_source, taken))
+        yield from taken if are_modules else (base, *taken)
 
 
 def inputs_digest(sources: Iterable[Path], payload: Mapping[str, Any], toolchain: Mapping[str, str]) -> str:
@@ -132,8 +124,7 @@ def files_json(sources: frozenset[Path]) -> str:
     return _compact(sorted((p.parent.name + "/" + p.name, file_hash(p)) for p in sources))
 
 
-def _compact(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+_compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 @lru_cache(maxsize=32)

@@ -98,14 +98,15 @@ def costs_of(database: Database, group: str, legal: Iterable[str]) -> dict[Shape
     for run in database.runs:
         for row in run.rows:
             if row.group == group:
-                times = {n: t.us for n, t in row.times.items() if n in names}
+                times = {n: row.times[n].us for n in names & row.times.keys()}
                 by_device.setdefault(shape_key(row.shape), {}).setdefault(run.device, {}).update(times)
     return {shape: found for shape, devices in by_device.items() if (found := _mean(list(devices.values())))}
 
 
 def _mean(devices: Sequence[Mapping[str, float]]) -> Costs:
     common = frozenset.intersection(*(frozenset(times) for times in devices))
-    logs = {n: sum(math.log(times[n]) for times in devices) / len(devices) for n in common}
+    count = len(devices)
+    logs = {n: sum([math.log(times[n]) for times in devices]) / count for n in common}
     least = min(logs.values(), default=0.0)
     # Rounded, so that the last bit of a machine's exp moves no choice.
     return {n: round(math.exp(logs[n] - least), 6) for n in sorted(common)}

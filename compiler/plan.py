@@ -1,14 +1,12 @@
-"""Composite plans: a recipe as its ops, one after another, with temporaries. The graph is a NetworkX DAG;
-slots are shared by liveness.
+"""Composite plans: a recipe as its ops, one after another, with temporaries. The graph of a recipe whose
+calls can't run as they are written is a NetworkX DAG; slots are shared by liveness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
-
-import networkx as nx
 
 from kiln.ir.dtypes import DType
 from kiln.ir.language import Shape
@@ -18,54 +16,61 @@ from kiln.ir.spec import DTypeVar, Op, Ship
 PRIORITY = 0
 
 
-def recipe_graph(recorder: Recorder, kept: Mapping[str, str]) -> nx.DiGraph[int]:
-    """Calls as nodes 0..n-1; an edge where one reads what the other wrote, or overwrites what the other
-    reads.
+def order_of(recorder: Recorder, kept: Mapping[str, str]) -> Sequence[int]:
+    """Positions of a recipe's calls in an order that they can run in: as they are written, or else the
+    least topological order.
 
     `kept` names the operand that a result is written to: for an in/out operand, over the value it had.
     """
+    as_written = range(len(recorder.calls))
+    edges = list(_edges(recorder, kept))
+    if all(before < after for before, after in edges):
+        return as_written
+    import networkx as nx  # 0.1 s, and no recipe of Kiln's own needs it
+
     graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(as_written)
+    graph.add_edges_from(edges)
+    return list(nx.lexicographical_topological_sort(graph))
+
+
+def _edges(recorder: Recorder, kept: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+    """(earlier, later) where the later call reads what the other wrote, or overwrites what the other
+    reads."""
     writer: dict[str, int] = {}
     for n, call in enumerate(recorder.calls):
-        graph.add_node(n, call=call)
-        for value in call.operands.values():
-            if value in writer:
-                graph.add_edge(writer[value], n)
+        yield from ((writer[value], n) for value in call.operands.values() if value in writer)
         writer |= dict.fromkeys(call.results.values(), n)
     overwritten = {kept[value]: n for value, n in writer.items() if value in kept}
     for n, call in enumerate(recorder.calls):
         for value in call.operands.values():
             if value in overwritten and overwritten[value] != n:
-                graph.add_edge(n, overwritten[value])
-    return graph
+                yield n, overwritten[value]
 
 
 def slots(
-    graph: nx.DiGraph[int],
-    order: list[int],
-    kept: Mapping[str, str],
-    types: Mapping[str, tuple[DType, Shape]],
+    calls: Sequence[Call], kept: Mapping[str, str], types: Mapping[str, tuple[DType, Shape]]
 ) -> dict[str, str]:
-    """A scratch slot per temporary: two of one type and shape share one if the first is dead when the
-    second is written.
+    """A scratch slot per temporary of calls in the order in which they run: two of one type and shape share
+    one if the first is dead when the second is written.
     """
-    last: dict[str, int] = {}
-    for position, n in enumerate(order):
-        for value in graph.nodes[n]["call"].operands.values():
-            if value is not None:
-                last[value] = position
+    last = {
+        value: position
+        for position, call in enumerate(calls)
+        for value in call.operands.values()
+        if value is not None
+    }
     assigned: dict[str, str] = {}
     free: dict[tuple[DType, Shape], list[str]] = {}
-    for position, n in enumerate(order):
-        call: Call = graph.nodes[n]["call"]
+    for position, call in enumerate(calls):
         for value in call.results.values():
             if value in kept:
                 continue
             pool = free.setdefault(types[value], [])
             assigned[value] = pool.pop() if pool else f"s{len(set(assigned.values()))}"
-        for value in dict.fromkeys(call.operands.values()):  # one read twice is freed once
-            if value in assigned and last[value] == position:
-                free.setdefault(types[value], []).append(assigned[value])
+        for operand in dict.fromkeys(call.operands.values()):  # one read twice is freed once
+            if operand in assigned and last[operand] == position:
+                free.setdefault(types[operand], []).append(assigned[operand])
     return assigned
 
 
@@ -118,9 +123,8 @@ def plan_json(recipe: Op, ship: Ship) -> dict[str, Any]:
         for t, r in zip(recipe.outputs, results, strict=True)
         if r is not None and t.name not in ship.absent
     }
-    graph = recipe_graph(recorder, kept)
-    order = list(nx.lexicographical_topological_sort(graph))
-    assigned = slots(graph, order, kept, recorder.types)
+    calls = [recorder.calls[n] for n in order_of(recorder, kept)]
+    assigned = slots(calls, kept, recorder.types)
 
     def place(value: str | None) -> str | None:
         if value is None:
@@ -129,8 +133,7 @@ def plan_json(recipe: Op, ship: Ship) -> dict[str, Any]:
 
     temps = {s: recorder.types[v] for v, s in assigned.items()}
     steps = []
-    for n in order:
-        call: Call = graph.nodes[n]["call"]
+    for call in calls:
         bind = {k: place(v) for k, v in {**call.operands, **_outputs(call)}.items()}
         args = {k: _argument(v) for k, v in call.scalars.items()}
         steps.append({"op": call.op.name, "bind": bind, "args": args, "attrs": dict(call.attrs)})

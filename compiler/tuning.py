@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kiln.runtime.fields import (
     Mismatch,
@@ -33,8 +33,7 @@ MAX_US = 1e12
 """The longest time of a call: 12 days."""
 
 
-@dataclass(frozen=True)
-class Time:
+class Time(NamedTuple):
     """One candidate on one call: median and spread in microseconds."""
 
     us: float
@@ -80,7 +79,9 @@ class Database:
 def _times(value: Any) -> Time:
     if type(value) is not list or len(value) != 2:
         raise Mismatch("a median and a spread in microseconds", value)
-    us, spread = map(number, value)
+    us, spread = value
+    if type(us) is not float or type(spread) is not float:  # few are not
+        us, spread = number(us), number(spread)
     # A samples file is plain JSON lines, in which Python reads NaN, Infinity and integers of any length.
     if not (0 < us <= MAX_US and 0 <= spread <= MAX_US):
         raise Mismatch("a positive median and a spread that is not negative, of finite numbers", value)

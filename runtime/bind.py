@@ -67,9 +67,7 @@ class Bound:
     """Nothing is to be computed, and nothing launched: see `_nothing`."""
 
 
-def refuse_unwritten(
-    op: str, sig: Signature, geometry: Sequence[Geometry | None], none: str
-) -> None:
+def refuse_unwritten(op: str, sig: Signature, geometry: Sequence[Geometry | None], none: str) -> None:
     """Nothing is launched, because `none` is 0.
 
     Raises:
@@ -82,9 +80,7 @@ def refuse_unwritten(
         )
 
 
-def _with_elements(
-    sig: Signature, geometry: Sequence[Geometry | None]
-) -> tuple[str, tuple[int, ...]] | None:
+def _with_elements(sig: Signature, geometry: Sequence[Geometry | None]) -> tuple[str, tuple[int, ...]] | None:
     """Name and shape of the first output that has elements."""
     outputs = ((t, g) for t, g in zip(sig.tensors, geometry, strict=True) if t.role == "out")
     return next(((t.name, g.shape) for t, g in outputs if g is not None and 0 not in g.shape), None)

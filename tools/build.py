@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from kiln.compiler.errors import FailedJobs, Failure
-from kiln.compiler.pipeline import build
+from kiln.compiler.pipeline import build, source_folders
 from kiln.compiler.report import BuildReport, KernelReport
+from kiln.compiler.stamp import inputs_key, leave_stamp, standing
 from kiln.runtime.verify import INDEX
 from kiln.tools.backends import all_backends
 from kiln.tools.console import Cell, UsageError, emit, note, plural, size, table, width
@@ -58,17 +59,7 @@ def positive(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Build, and print what came of it."""
     try:
-        with shown() as progress:
-            report = build(
-                catalogs(args),
-                args.target,
-                args.out,
-                backends=all_backends(),
-                ops=args.op,
-                jobs=args.jobs,
-                progress=progress,
-                reuse=reusable(args),
-            )
+        report = built(args)
     except FailedJobs as failed:
         if args.json or failed.report is not None:
             emit(args, failures(failed), summary(failed.report, args.all) if failed.report else "")
@@ -92,6 +83,33 @@ def reusable(args: argparse.Namespace) -> Path | None:
         raise UsageError(f"no artifact tree in {args.reuse} (no {INDEX} there) to reuse kernels of")
     path: Path = args.reuse
     return path
+
+
+def built(args: argparse.Namespace) -> BuildReport:
+    """What a build did, or would do: one of Kiln's own catalog and all of its ops leaves a stamp, by which
+    the next one knows that there is nothing to do.
+
+    Raises as `kiln.compiler.pipeline.build`.
+    """
+    names, reuse = catalogs(args), reusable(args)
+    key = inputs_key(source_folders(names), args.target) if (names, args.op) == ((KILN,), None) else None
+    report = None if key is None else standing(args.out, key)
+    if report is not None:
+        return report
+    with shown() as progress:
+        report = build(
+            names,
+            args.target,
+            args.out,
+            backends=all_backends(),
+            ops=args.op,
+            jobs=args.jobs,
+            progress=progress,
+            reuse=reuse,
+        )
+    if key is not None:
+        leave_stamp(key, report)
+    return report
 
 
 def failures(failed: FailedJobs) -> dict[str, Any]:

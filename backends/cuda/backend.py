@@ -87,6 +87,7 @@ class CudaBackend:
     def __init__(self) -> None:
         self._planned: dict[tuple[tuple[str, ...], str], list[tuple[Ship, Schedule]]] = {}
         self._codes: dict[int, tuple[CudaPrimitive, str]] = {}
+        self._candidates: dict[tuple[tuple[str, ...], str, str], list[Job]] = {}
 
     def targets(self) -> tuple[str, ...]:
         """Every CUDA target of the table."""
@@ -131,9 +132,13 @@ class CudaBackend:
 
     def candidate_jobs(self, op: str, catalogs: Sequence[str], target: str) -> list[Job]:
         """Every candidate of an op that the target can have, each for whatever its needs admit."""
-        loaded, tools = load(tuple(catalogs)), self.toolchain(target)
-        rows = tuned.legal(own_candidates().get(op, Candidates()).rows, target) if OWN in loaded.names else ()
-        return [self._handwritten(row, loaded, target, tools) for row in rows]
+        key = (tuple(catalogs), op, target)
+        if key not in self._candidates:
+            loaded, tools = load(tuple(catalogs)), self.toolchain(target)
+            known = own_candidates().get(op, Candidates()) if OWN in loaded.names else Candidates()
+            rows = tuned.legal(known.rows, target)
+            self._candidates[key] = [self._handwritten(row, loaded, target, tools) for row in rows]
+        return self._candidates[key]
 
     def stale_samples(
         self, ops: Mapping[str, Op], catalogs: Sequence[str], target: str
@@ -153,7 +158,7 @@ class CudaBackend:
         return made + [p.json() for p in plans(load(tuple(catalogs))) if p.op in ops]
 
     def _generated(self, op: Op, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Iterator[Job]:
-        sources = (*core_sources(), *loaded.sources(op.name), *_own_files(GENERATOR))
+        sources = frozenset((*core_sources(), *loaded.sources(op.name), *_own_files(GENERATOR)))
         for ship, schedule in self._schedules(op, loaded):
             payload = {
                 "catalogs": list(loaded.names), "types": {k: d.name for k, d in ship.dtypes.items()},

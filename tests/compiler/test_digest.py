@@ -86,7 +86,7 @@ from kiln.compiler.pipeline import plan_targets
 from kiln.tools.backends import all_backends
 plans = plan_targets([OWN], load_catalogs((OWN,)), ["sm_90a", "cpu-x86_64"], all_backends(), None)
 loaded = {name.partition(".")[0] for name in sys.modules}
-print([len(p.jobs) > 20 for p in plans], loaded & {"triton", "mlir"})
+print([len(p.jobs) > 20 for p in plans], loaded & {"triton", "mlir", "networkx"})
 """
 
 

@@ -1,4 +1,4 @@
-"""`once`: equal values are read once, and nothing but equal values counts as equal."""
+"""`once` and `record`: equal values are read once, and nothing but equal values counts as equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kiln.runtime import fields
-from kiln.runtime.fields import Mismatch, array, integer, once
+from kiln.runtime.fields import Mismatch, array, integer, once, record
 
 
 class Counted:

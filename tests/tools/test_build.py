@@ -62,6 +62,8 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Install:
         stand_in = Pipeline(result)
         monkeypatch.setattr(build, "build", stand_in)
         monkeypatch.setattr(build, "all_backends", lambda: ())
+        monkeypatch.setattr(build, "standing", lambda out, key: None)  # whatever was built here before
+        monkeypatch.setattr(build, "leave_stamp", lambda key, report: None)
         return stand_in
 
     return install
