@@ -156,7 +156,7 @@ def _resources(manifests: Mapping[str, Manifest], op: str, variant: str) -> tupl
                         "shared": k.shared_bytes,
                         **k.resources,
                         **_instructions(k),
-                        **_sheet(op, target),
+                        **_upstream(op, target),
                     }
                 )
     if misses and not listed:
@@ -171,7 +171,7 @@ def _instructions(k: Kernel) -> dict[str, int]:
     return {} if k.isa is not None else {"sass": k.resources["code_bytes"] // SASS_BYTES}
 
 
-def _sheet(op: str, target: str) -> dict[str, list[dict[str, Any]]]:
+def _upstream(op: str, target: str) -> dict[str, list[dict[str, Any]]]:
     """What the op's specification gives for kernels that do the same."""
     found = [{"kernel": f.kernel, "registers": f.registers, "stack": f.stack} for f in beside(op, target)]
     return {"sheet": found} if found else {}

@@ -11,15 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.recipes.gdn import PACKED_DECODE
 from kiln.recipes.gdn_chunk import CHUNKED
 from kiln.recipes.ssm import POST_CONV
 from kiln.runtime.errors import ContractError, KilnError
 from kiln.runtime.load import Library, load
+from kiln.runtime.targets import cpu_target
 from kiln.tests.arrays import i32
 from kiln.tests.backends.gdn_step import distance, expected, operands
-from kiln.tests.recipes.conftest import build_one_tier
 from kiln.tests.recipes.literals import literal
+from kiln.tests.support.committed import build_from
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Call: TypeAlias = dict[str, Any]
@@ -34,7 +36,7 @@ NEVER = -1e4
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     out: Path = tmp_path_factory.mktemp("step") / "tree"
-    build_one_tier(out, [PACKED_DECODE.name, CHUNKED.name, POST_CONV.name])
+    build_from(out, [cpu_target()], [PACKED_DECODE.name, CHUNKED.name, POST_CONV.name], [CpuBackend()])
     with load(out, "cpu") as made:
         yield made
 

@@ -10,11 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.recipes.gdn_chunk import CHUNKED
 from kiln.runtime.errors import ContractError
 from kiln.runtime.load import Library, load
-from kiln.tests.recipes.conftest import build_one_tier
+from kiln.runtime.targets import cpu_target
 from kiln.tests.recipes.test_gdn_chunk import Call, call, distance, recurrence
+from kiln.tests.support.committed import build_from
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -24,7 +26,7 @@ TOKENS = ("q", "k", "v", "g", "beta")
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     out: Path = tmp_path_factory.mktemp("chunk") / "tree"
-    build_one_tier(out, [CHUNKED.name])
+    build_from(out, [cpu_target()], [CHUNKED.name], [CpuBackend()])
     with load(out, "cpu") as made:
         yield made
 

@@ -17,8 +17,9 @@ from kiln.recipes.gdn_pack import PACK, W
 from kiln.runtime.errors import ContractError
 from kiln.runtime.load import Library, load
 from kiln.runtime.projections import Heads, Packed, pack_ba, pack_qkvz, packed_rows
+from kiln.runtime.targets import cpu_target
 from kiln.tests.arrays import f32
-from kiln.tests.recipes.conftest import CATALOG, TARGET
+from kiln.tests.recipes.conftest import CATALOG
 from kiln.tests.recipes.literals import literal
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -33,7 +34,7 @@ PAIR = {"heads": 2, "value_rows": 2}
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     out: Path = tmp_path_factory.mktemp("pack") / "tree"
-    build([CATALOG], [TARGET], out, backends=[CpuBackend()], ops=[PACK.name, "embedding"])
+    build([CATALOG], [cpu_target()], out, backends=[CpuBackend()], ops=[PACK.name, "embedding"])
     with load(out, "cpu") as made:
         yield made
 

@@ -11,12 +11,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.recipes.ssm import FORWARD, POST_CONV, UPDATE
 from kiln.runtime.errors import KilnError
 from kiln.runtime.load import Library, load
+from kiln.runtime.targets import cpu_target
 from kiln.tests.arrays import f32, i32
-from kiln.tests.recipes.conftest import build_one_tier
 from kiln.tests.recipes.literals import literal
+from kiln.tests.support.committed import build_from
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Call: TypeAlias = dict[str, Any]
@@ -29,7 +31,7 @@ LENGTHS = (1, 8, 9, 0, 64)
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     out: Path = tmp_path_factory.mktemp("ssm") / "tree"
-    build_one_tier(out, [FORWARD.name, UPDATE.name, POST_CONV.name])
+    build_from(out, [cpu_target()], [FORWARD.name, UPDATE.name, POST_CONV.name], [CpuBackend()])
     with load(out, "cpu") as made:
         yield made
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kiln.runtime import fields
-from kiln.runtime.fields import Mismatch, array, integer, once, record
+from kiln.runtime.fields import Mismatch, array, integer, once
 
 
 class Counted:

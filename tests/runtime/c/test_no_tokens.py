@@ -9,16 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kiln.backends.cpu.backend import CpuBackend
 from kiln.recipes.gdn_chunk import CHUNKED
-from kiln.tests.recipes.conftest import build_one_tier
+from kiln.runtime.targets import cpu_target
 from kiln.tests.recipes.test_gdn_chunk import call
 from kiln.tests.runtime.c import libkiln
+from kiln.tests.support.committed import build_from
 
 
 @pytest.fixture(scope="module")
 def lib(c: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[libkiln.Library]:
     out: Path = tmp_path_factory.mktemp("chunk") / "tree"
-    build_one_tier(out, [CHUNKED.name])
+    build_from(out, [cpu_target()], [CHUNKED.name], [CpuBackend()])
     with libkiln.Library(c, out) as made:
         yield made
 
