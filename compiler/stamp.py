@@ -24,11 +24,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kiln.compiler.alike import whole
 from kiln.compiler.kept import Kept
 from kiln.compiler.report import BuildReport, KernelReport
 from kiln.compiler.tree import locked
 from kiln.runtime.errors import KilnError
 from kiln.runtime.files import Folder
+from kiln.runtime.like import STORED
 from kiln.runtime.manifest import IndexEntry, parse_index
 from kiln.runtime.verify import EVIDENCE, INDEX, MANIFEST, MAX_INDEX_BYTES
 
@@ -148,9 +150,11 @@ def _kernels(root: Folder, target: str, entry: IndexEntry) -> list[KernelReport]
     with root.folder(target) as folder:
         # The digest says that this is the manifest which a build wrote, so that its form needs no look.
         manifest = json.loads(folder.read_exact(MANIFEST, entry.bytes, entry.sha256))
-        files = {k["file"]: k for k in manifest["kernels"]} | manifest["sources"]
+        kernels = whole(manifest["kernels"])
+        files = {k.get(STORED, k["file"]): k for k in kernels} | manifest["sources"]
         if not {MANIFEST, *files} <= set(os.listdir(folder.path)) <= {MANIFEST, EVIDENCE, *files}:
             return None
         for name, promised in files.items():
             folder.read_exact(name, promised["bytes"], promised["sha256"])
-    return [KernelReport(target, k["op"], k["variant"], "reused", 0.0, k) for k in manifest["kernels"]]
+    own = ({name: value for name, value in k.items() if name != STORED} for k in kernels)
+    return [KernelReport(target, k["op"], k["variant"], "reused", 0.0, k) for k in own]

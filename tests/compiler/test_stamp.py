@@ -53,6 +53,15 @@ def test_a_tree_that_stands_is_reported_as_a_build_would(tree: Path, here: Any) 
     )  # fmt: skip
 
 
+def test_kernels_that_are_stored_as_another_stand(tmp_path: Path, here: Any) -> None:
+    made_by = FakeBackend(targets=("sm_80",), modes={"spilling": "other"})
+    leave_stamp(KEY, make(tmp_path / "tree", made_by, here))
+    found = standing(tmp_path / "tree", KEY)
+    assert found is not None
+    assert summed(found) == summed(make(tmp_path / "tree", made_by, here))
+    assert not (tmp_path / "tree/sm_80/spilling.generic.cubin").exists()
+
+
 def test_targets_that_the_build_was_not_about_are_not_reported(tree: Path, here: Any) -> None:
     leave_stamp(KEY, make(tree, FakeBackend(targets=("sm_80",)), here))
     found = standing(tree, KEY)
