@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import kiln.backends.cuda as here
-from kiln.backends.cuda import compile_maps, tuned, variants
+from kiln.backends.cuda import tensor_map, tuned, variants
 from kiln.backends.cuda.hosted import Hosted, hosted
 from kiln.backends.cuda.primitive import CudaPrimitive, PrimitivePlan
 from kiln.backends.cuda.schedule import Schedule, schedules
@@ -194,12 +194,12 @@ class CudaBackend:
     def _handwritten(self, row: CudaPrimitive, loaded: Loaded, target: str, tools: Mapping[str, str]) -> Job:
         payload = {"catalogs": list(loaded.names), "op": row.op, "variant": row.variant}
         contents = {**payload, "catalogs": (), "target": target, "row": self._code(row)}
-        maps = compile_maps.takes_maps(row)
+        maps = tensor_map.takes_maps(row)
         sources = _handwritten_files(row.kernel.partition(":")[0])
-        own = _own_files(compile_maps.FILES) if maps else ()
+        own = _own_files(tensor_map.FILES) if maps else ()
         digest = inputs_digest((*sources, *own), contents, tools)
         use = {"variant": row.variant, "when": row.when, "priority": row.priority, "tuned": None}
-        runner = compile_maps.RUNNER if maps else RUNNER
+        runner = tensor_map.RUNNER if maps else RUNNER
         return Job(target, row.op, row.variant, digest, runner, payload, (use,))
 
 

@@ -14,20 +14,11 @@ from typing import Any
 from kiln.backends.cuda import compile as worker
 from kiln.backends.cuda.compile import Compiled, Source
 from kiln.backends.cuda.primitive import CudaPrimitive, Number, Pointer
-from kiln.backends.cuda.tensor_map import TensorMap
+from kiln.backends.cuda.tensor_map import TensorMap, takes_maps
 from kiln.compiler.backend import Built, Job
 from kiln.compiler.catalog import load
 from kiln.compiler.errors import BuildError
 from kiln.compiler.target import TARGETS, Target
-
-RUNNER = "kiln.backends.cuda.compile_maps:run"
-FILES = ("tensor_map.py", "compile_maps.py")
-"""What determines the bytes of such kernels beside what determines all."""
-
-
-def takes_maps(row: CudaPrimitive) -> bool:
-    """Whether a row is this worker's."""
-    return any(isinstance(p, TensorMap) for p in row.params)
 
 
 def passed(params: Iterable[Pointer | Number]) -> tuple[dict[str, Any], ...]:

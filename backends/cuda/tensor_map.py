@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kiln.backends.cuda.primitive import Expr, Pointer
+from kiln.backends.cuda.primitive import CudaPrimitive, Expr, Pointer
 from kiln.ir.dtypes import DTYPES
 
 Json = dict[str, Any]
+RUNNER = "kiln.backends.cuda.compile_maps:run"
+"""The worker that compiles kernels with such parameters."""
+FILES = ("tensor_map.py", "compile_maps.py")
+"""What determines their bytes beside what determines all."""
 _ELEMENTS: Mapping[str, int] = {"f8e4m3": 0, "f8e5m2": 0, "u8": 0, "f16": 6, "f32": 7, "bf16": 10}
 """Element type -> Triton's number of it."""
 
@@ -78,3 +82,8 @@ class TensorMap(Pointer):
 
 def _number(name: str, dtype: str, value: Expr) -> Json:
     return {"name": name, "kind": "scalar", "dtype": dtype, "value": value, "divisible_by": 1}
+
+
+def takes_maps(row: CudaPrimitive) -> bool:
+    """Whether a row has such a parameter."""
+    return any(isinstance(p, TensorMap) for p in row.params)

@@ -1,4 +1,5 @@
 /* How the parameters of a launch are filled: what is constant for a call's shape, and what is patched in per call. */
+#include <stdio.h>
 #include "run.h"
 
 /* Bytes of operands per thread below which starting it costs more than it saves; a test may set another. */

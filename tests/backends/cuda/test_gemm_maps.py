@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kiln.backends.cuda import backend, compile_maps, tuned
+from kiln.backends.cuda import backend, compile_maps, tensor_map, tuned
 from kiln.backends.cuda import compile as worker
 from kiln.backends.cuda.backend import CudaBackend, own_candidates
 from kiln.backends.cuda.kernels import (
@@ -258,16 +258,16 @@ def manifest_of(row: CudaPrimitive) -> dict[str, Any]:
 def test_no_target_ships_one_that_nobody_measured(target: str) -> None:
     loaded = load((OWN,))
     ops = {name: loaded.ops[name] for name in sorted({row.op for row in ROWS})}
-    assert compile_maps.RUNNER not in {job.runner for job in CudaBackend().plan(ops, (OWN,), target)}
+    assert tensor_map.RUNNER not in {job.runner for job in CudaBackend().plan(ops, (OWN,), target)}
     offered = {
         (op, j.variant): j.runner for op in ops for j in CudaBackend().candidate_jobs(op, (OWN,), target)
     }
     if target == TARGET:
-        assert {key for key, runner in offered.items() if runner == compile_maps.RUNNER} == {
+        assert {key for key, runner in offered.items() if runner == tensor_map.RUNNER} == {
             (row.op, row.variant) for row in ROWS
         }
     else:
-        assert compile_maps.RUNNER not in offered.values()
+        assert tensor_map.RUNNER not in offered.values()
 
 
 def test_a_measured_one_would_ship() -> None:
@@ -286,7 +286,7 @@ def test_what_writes_their_manifest_is_an_input_of_theirs_alone(monkeypatch: pyt
         return {job.variant: job.inputs_digest for job in made}
 
     before = digests()
-    monkeypatch.setattr(compile_maps, "FILES", ("tensor_map.py",))
+    monkeypatch.setattr(tensor_map, "FILES", ("tensor_map.py",))
     after = digests()
     backend._own_files.cache_clear()
     changed = {name for name in before if before[name] != after[name]}

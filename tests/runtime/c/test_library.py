@@ -516,6 +516,10 @@ def selftest(library: libkiln.Library) -> tuple[int, list[tuple[Any, ...]]]:
     return failures.value, found
 
 
+ALONE = {"gated_delta_rule_pack"}
+"""Ops of one object, which copies: there is no other to compare with."""
+
+
 def test_selftest_of_the_committed_tree(c: ctypes.CDLL) -> None:
     with libkiln.Library(c, Path(__file__).parents[3] / "aot_artifacts") as library:
         failures, found = selftest(library)
@@ -523,7 +527,7 @@ def test_selftest_of_the_committed_tree(c: ctypes.CDLL) -> None:
         kernels = {(op, variant) for op, variant, _, _ in found}
         compared = {(op, variant) for op, variant, against, _ in found if against}
         assert len(kernels) > 100
-        assert kernels == compared
+        assert {op for op, _ in kernels - compared} == ALONE
 
 
 def test_selftest_tells_who_disagrees(c: ctypes.CDLL, tmp_path: Path) -> None:
