@@ -2,6 +2,7 @@
 in both runtimes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,8 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def calls(root: Path, runtime: str, wish: str) -> Any:
     """What a process of its own tells."""
     command = [sys.executable, tiles_calls.__file__, str(root), runtime, wish]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(Path(tiles_calls.__file__).parents[3])}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
