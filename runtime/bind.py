@@ -64,7 +64,7 @@ class Bound:
     outputs: dict[int, Output]
     """Tensor position -> what to allocate, for outputs that were not given."""
     empty: bool
-    """Nothing is to be computed, and nothing launched: see `_nothing`."""
+    """Nothing is to be computed, and nothing launched: see `Binder._is_empty`."""
 
 
 def refuse_unwritten(op: str, sig: Signature, geometry: Sequence[Geometry | None], none: str) -> None:

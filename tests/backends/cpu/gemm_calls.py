@@ -16,13 +16,15 @@ import numpy as np
 
 from kiln.backends.cpu.compile import handwritten, source_text
 from kiln.backends.cpu.toolchain import shared_object
-from kiln.backends.cpu.variants.gemm import COLS, LAYOUTS, MODE_CODES, PRIMITIVES, ROWS, TYPE_CODES
+from kiln.backends.cpu.variants.gemm import COLS, LAYOUTS, MODE_CODES, PRIMITIVES, ROWS, TYPE_CODES, Mix
 from kiln.compiler.target import TARGETS, IsaTier
-from kiln.recipes.gemm import MATMUL, MATMUL_BT
+from kiln.recipes.gemm import ENVELOPE, MATMUL, MATMUL_BT
 from kiln.recipes.gemm_packed import MATMUL_PACK, MATMUL_PACKED, pack
 from kiln.runtime.cpu import load_object
+from kiln.runtime.entities import Contract
 from kiln.runtime.targets import cpu_features, cpu_target, missing_features
 from kiln.tests.backends.cpu.guarded import Guarded
+from kiln.tools.oracle import compare
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -144,3 +146,25 @@ def operands(m: int, n: int, k: int, x: str, weight: str) -> tuple[Array, Array]
         rng.standard_normal((m, k)).astype(DTYPES[x]),
         rng.standard_normal((n, k)).astype(DTYPES[weight]),
     )
+
+
+PROMISE = Contract(ENVELOPE.kind, ENVELOPE.rel_l2, ENVELOPE.max_eps)
+"""Of the fast mode."""
+
+
+def check_envelope(product: Product, mix: Mix, m: int, n: int, k: int) -> None:
+    """A product of random operands keeps the fast mode's promise."""
+    x, weight = operands(m, n, k, mix.x.name, mix.weight.name)
+    want = (x.astype(np.float64) @ weight.astype(np.float64).T).astype(DTYPES[mix.out.name])
+    assert compare(product(x, weight, mix.out.name), want, PROMISE).why is None, (m, n, k)
+
+
+def check_zeros_and_nan(product: Product, mix: Mix, m: int, n: int) -> None:
+    """Nothing to sum gives zeros, and a NaN stays in its row."""
+    x, weight = operands(m, n, 40, mix.x.name, mix.weight.name)
+    assert not product(x[:, :0], weight[:, :0], mix.out.name).view(np.uint8).any()
+    clean = product(x, weight, mix.out.name)
+    x[2, 3] = np.nan
+    got = product(x, weight, mix.out.name)
+    assert np.isnan(got[2].astype(np.float32)).all()
+    assert np.delete(got, 2, 0).tobytes() == np.delete(clean, 2, 0).tobytes()

@@ -14,15 +14,14 @@ from kiln.backends.cpu.compile import handwritten, source_text
 from kiln.backends.cpu.toolchain import shared_object
 from kiln.backends.cpu.variants.gemm import LAYOUTS
 from kiln.backends.cpu.variants.gemm_amx import DEPTH, PANEL, PRIMITIVES, ROWS, RUN, TIER
-from kiln.recipes.gemm import ENVELOPE
 from kiln.runtime.cpu import load_object
-from kiln.runtime.entities import Contract
 from kiln.runtime.targets import cpu_features, missing_features
 from kiln.runtime.tiles import tiles_refusal
 from kiln.tests.backends.cpu.gemm_calls import (
     DTYPES,
     EVERY_TIER,
     OPS,
+    PROMISE,
     TARGET,
     Array,
     Product,
@@ -42,7 +41,6 @@ SHAPES = (
     (1, 1, 1), (5, 17, 33), (16, 64, 32), (8, 131, DEPTH + 31), (17, 16, DEPTH),
     (33, PANEL * RUN + 70, 2 * DEPTH + 2), (47, 65, 300), (ROWS + 19, PANEL + 1, 95),
 )  # fmt: skip
-PROMISE = Contract(ENVELOPE.kind, ENVELOPE.rel_l2, ENVELOPE.max_eps)
 
 
 @lru_cache(maxsize=3)

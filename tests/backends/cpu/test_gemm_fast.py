@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from kiln.backends.cpu.variants.gemm import LAYOUTS, MIXES, ROWS, Mix, fast_tiers
 from kiln.compiler.target import IsaTier
-from kiln.recipes.gemm import ENVELOPE, matmul_bt_in_order
-from kiln.runtime.entities import Contract
-from kiln.tests.backends.cpu.gemm_calls import DTYPES, RUNNABLE, Product, operands
-from kiln.tools.oracle import compare
+from kiln.recipes.gemm import matmul_bt_in_order
+from kiln.tests.backends.cpu.gemm_calls import (
+    RUNNABLE,
+    Product,
+    check_envelope,
+    check_zeros_and_nan,
+    operands,
+)
 
 SHAPES = ((1, 1, 1), (1, 131, 257), (2, 17, 64), (5, 35, 33), (4, 16, 5000), (9, 48, 129), (ROWS + 3, 33, 31))
-PROMISE = Contract(ENVELOPE.kind, ENVELOPE.rel_l2, ENVELOPE.max_eps)
 FAST = [
     (op, tier, mix)
     for op in LAYOUTS
@@ -27,22 +29,14 @@ FAST = [
 def test_stays_in_its_envelope(op: str, tier: IsaTier, mix: Mix) -> None:
     product = Product(op, tier, "fast")
     for m, n, k in SHAPES:
-        x, weight = operands(m, n, k, mix.x.name, mix.weight.name)
-        want = (x.astype(np.float64) @ weight.astype(np.float64).T).astype(DTYPES[mix.out.name])
-        assert compare(product(x, weight, mix.out.name), want, PROMISE).why is None, (m, n, k)
+        check_envelope(product, mix, m, n, k)
 
 
 @pytest.mark.parametrize(("op", "tier", "mix"), FAST, ids=lambda p: getattr(p, "name", p))
 def test_nothing_to_sum_gives_zeros_and_a_nan_stays_in_its_row(op: str, tier: IsaTier, mix: Mix) -> None:
     product = Product(op, tier, "fast")
     for m in (3, 11):
-        x, weight = operands(m, 20, 40, mix.x.name, mix.weight.name)
-        assert not product(x[:, :0], weight[:, :0], mix.out.name).view(np.uint8).any()
-        clean = product(x, weight, mix.out.name)
-        x[2, 3] = np.nan
-        got = product(x, weight, mix.out.name)
-        assert np.isnan(got[2].astype(np.float32)).all()
-        assert np.delete(got, 2, 0).tobytes() == np.delete(clean, 2, 0).tobytes()
+        check_zeros_and_nan(product, mix, m, 20)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,18 @@ from kiln.backends.cpu.compile import handwritten, source_text
 from kiln.backends.cpu.toolchain import shared_object
 from kiln.backends.cpu.variants.gemm import MIXES, Mix
 from kiln.backends.cpu.variants.gemm_fma import COLS, DEPTH, LEAST_M, OP, PRIMITIVES, ROWS, TIERS
-from kiln.recipes.gemm import ENVELOPE
 from kiln.runtime.cpu import load_object
-from kiln.runtime.entities import Contract
-from kiln.tests.backends.cpu.gemm_calls import DTYPES, OPS, RUNNABLE, TARGET, Product, flushing, operands
+from kiln.tests.backends.cpu.gemm_calls import (
+    OPS,
+    PROMISE,
+    RUNNABLE,
+    TARGET,
+    Product,
+    check_envelope,
+    check_zeros_and_nan,
+    flushing,
+    operands,
+)
 from kiln.tools.oracle import compare
 
 TIER = next((t for t in RUNNABLE if t.name in TIERS), None)
@@ -26,7 +34,6 @@ SHAPES = (
     (LEAST_M, 1, 1), (5, 35, 33), (7, 50, 1030), (8, 131, 257), (9, 48, 129), (13, COLS + 70, DEPTH + 2),
     (ROWS + 3, 33, 31),
 )  # fmt: skip
-PROMISE = Contract(ENVELOPE.kind, ENVELOPE.rel_l2, ENVELOPE.max_eps)
 
 
 @lru_cache(maxsize=1)
@@ -60,21 +67,13 @@ def product() -> Blocked:
 @pytest.mark.parametrize("mix", MIXES, ids=lambda m: m.name)
 def test_stays_in_its_envelope(product: Blocked, mix: Mix) -> None:
     for m, n, k in SHAPES:
-        x, weight = operands(m, n, k, mix.x.name, mix.weight.name)
-        want = (x.astype(np.float64) @ weight.astype(np.float64).T).astype(DTYPES[mix.out.name])
-        assert compare(product(x, weight, mix.out.name), want, PROMISE).why is None, (m, n, k)
+        check_envelope(product, mix, m, n, k)
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=lambda m: m.name)
 def test_nothing_to_sum_gives_zeros_and_a_nan_stays_in_its_row(product: Blocked, mix: Mix) -> None:
     for m in (6, 21):
-        x, weight = operands(m, 200, 40, mix.x.name, mix.weight.name)
-        assert not product(x[:, :0], weight[:, :0], mix.out.name).view(np.uint8).any()
-        clean = product(x, weight, mix.out.name)
-        x[2, 3] = np.nan
-        got = product(x, weight, mix.out.name)
-        assert np.isnan(got[2].astype(np.float32)).all()
-        assert np.delete(got, 2, 0).tobytes() == np.delete(clean, 2, 0).tobytes()
+        check_zeros_and_nan(product, mix, m, 200)
 
 
 @pytest.mark.parametrize("m", [8, ROWS + 9])

@@ -34,7 +34,10 @@ def cdiv(a: int, b: int) -> int:
 
 def scalars(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
     """Makes the kernel's arithmetic Python's: Gluon's where the numbers are positive."""
-    where = lambda test, yes, no: yes if test else no  # noqa: E731
+
+    def where(test: bool, yes: int, no: int) -> int:
+        return yes if test else no
+
     model = SimpleNamespace(
         cdiv=cdiv, minimum=min, maximum=max, where=where, num_programs=lambda axis: programs
     )
